@@ -1,0 +1,153 @@
+"""The ``depth prep`` command: a source of text → a data set folder."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from data_prep.manifest import Manifest, Settings
+from data_prep.prepare import prepare
+from data_prep.sources import FINEWEB_EDU, BuiltinSource, HubSource, LocalSource, Source
+from data_prep.tokenizer import identity
+from torchtitan_ext.errors import UserError
+
+DESCRIPTION = "Turn text into a data set folder of token shards. The same command continues an interrupted run."
+EXAMPLES = r"""
+examples:
+  depth prep fineweb-edu --config sample-10BT --tokenizer gpt2 --out data/fineweb-edu-10BT
+  depth prep 'corpus/*.parquet' --tokenizer bpe:4096 --out data/corpus
+  depth prep shakespeare.txt --document-separator '\n\n' --tokenizer characters --heldout-fraction 0.1 --out data/shakespeare
+  depth prep builtin --tokenizer bpe:1024 --heldout-fraction 0.05 --out data/builtin
+"""
+DEFAULT_CONFIG = "sample-10BT"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments on ``parser``."""
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "source",
+        nargs="+",
+        help="fineweb-edu (streamed from the Hugging Face Hub), builtin (the text that comes with Python), or paths, "
+        "folders or globs of local .parquet, .jsonl and .txt files",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the data set folder to write")
+    parser.add_argument(
+        "--tokenizer",
+        default="gpt2",
+        help="gpt2, characters, bpe:VOCAB (byte-level BPE trained on a sample of the source), or the path of a "
+        "tokenizer.json (default: gpt2)",
+    )
+    parser.add_argument(
+        "--eot-token", metavar="TOKEN", help="the tokeniser's end-of-text token, when it has none of the usual names"
+    )
+    parser.add_argument(
+        "--config", help=f"configuration of fineweb-edu: sample-10BT, sample-100BT, default, ... (default: {DEFAULT_CONFIG})"
+    )
+    parser.add_argument("--revision", help="revision of fineweb-edu: a commit, branch or tag (default: the newest)")
+    parser.add_argument(
+        "--text-column", default="text", metavar="NAME", help="Parquet column or JSON key of the text (default: text)"
+    )
+    parser.add_argument(
+        "--document-separator",
+        type=_unescaped,
+        metavar="STRING",
+        help=r"what separates the documents of a text file, with \n and \t understood; it is no part of them. Without it a "
+        "text file is one document. A corpus in one file needs it, as the held-out split is cut between documents",
+    )
+    parser.add_argument(
+        "--heldout-fraction",
+        type=_fraction,
+        default=0.005,
+        metavar="F",
+        help="share of the documents kept out of training, chosen by a hash of their text (default: 0.005)",
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=_positive,
+        default=1 << 24,
+        metavar="N",
+        help="a shard ends at the first block of documents that brings it to N tokens; "
+        "an interrupted run loses at most the unfinished shard (default: 16777216)",
+    )
+    parser.add_argument(
+        "--workers", type=_positive, default=_cores(), metavar="N", help="processes that tokenise (default: one per core)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns its exit status: 0, or 130 when interrupted; raises ``UserError``."""
+    try:
+        source = _source(args)
+        settings = Settings(
+            source=source.describe(),
+            tokenizer=identity(args.tokenizer),
+            eot_token=args.eot_token,
+            heldout_fraction=args.heldout_fraction,
+            shard_tokens=args.shard_tokens,
+        )
+        manifest = prepare(source, settings, args.tokenizer, args.out, args.workers)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command continues {args.out} after its last finished shard", file=sys.stderr)
+        return 130
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or args.out}: {error.strerror or error}; put that right and run the same command again "
+            "to continue"
+        ) from error
+    print(_summary(args.out, manifest))
+    for name, split in manifest.splits.items():
+        if split.bytes != split.token_bytes:
+            print(
+                f"note: the tokeniser changes the text: the {name} tokens stand for {split.token_bytes:,} bytes, the text "
+                f"has {split.bytes:,}; bits per byte are off by that ratio",
+                file=sys.stderr,
+            )
+    return 0
+
+
+def _source(args: argparse.Namespace) -> Source:
+    name = args.source[0] if len(args.source) == 1 else None
+    if name != "fineweb-edu":
+        for option in ("config", "revision"):
+            if getattr(args, option) is not None:
+                raise UserError(f"--{option} is for the source fineweb-edu only; leave it out")
+    if name == "fineweb-edu":
+        return HubSource(FINEWEB_EDU, args.config or DEFAULT_CONFIG, args.revision, args.text_column)
+    if name == "builtin":
+        return BuiltinSource()
+    return LocalSource(args.source, args.text_column, args.document_separator)
+
+
+def _summary(folder: Path, manifest: Manifest) -> str:
+    splits = ", ".join(
+        f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in manifest.splits.items()
+    )
+    return f"{folder}: {splits}; vocabulary {manifest.vocab_size:,}; fingerprint {manifest.fingerprint}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return number
+
+
+def _fraction(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text} does not lie between 0 and 1")
+    return number
+
+
+def _unescaped(text: str) -> str:
+    plain = text.replace("\\n", "\n").replace("\\t", "\t")
+    if not plain:
+        raise argparse.ArgumentTypeError("the separator is empty; leave the option out to take each file as one document")
+    return plain

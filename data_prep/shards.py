@@ -1,0 +1,74 @@
+"""Token shards: safetensors files with one 1-D tensor "tokens"."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from data_prep.files import replacing, sha256
+from data_prep.manifest import Shard
+from torchtitan_ext.errors import UserError
+
+TENSOR = "tokens"
+DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}
+
+
+class ShardWriter:
+    """Collects the tokens of one split and writes them as numbered shards.
+
+    Args:
+        folder: the data set folder.
+        split: the split, which is also the name of its sub-folder.
+        dtype: of the tokens on disk.
+        number: the number of the next shard.
+    """
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype, number: int) -> None:
+        self._folder = folder
+        self._split = split
+        self._dtype = dtype
+        self._number = number
+        self._waiting: list[np.ndarray] = []
+        self.tokens = 0
+        (folder / split).mkdir(exist_ok=True)
+
+    def add(self, tokens: np.ndarray) -> None:
+        """Keep tokens [N] for the next shard; ``self.tokens`` counts them."""
+        if len(tokens):
+            self._waiting.append(tokens)
+            self.tokens += len(tokens)
+
+    def flush(self) -> Shard | None:
+        """Write what was collected as one shard, or nothing when there is nothing."""
+        if not self._waiting:
+            return None
+        name = f"{self._split}/{self._number:05d}.safetensors"
+        path = self._folder / name
+        with replacing(path) as temporary:
+            save_file({TENSOR: np.concatenate(self._waiting, dtype=self._dtype)}, temporary)
+            shard = Shard(file=name, tokens=self.tokens, size=temporary.stat().st_size, sha256=sha256(temporary))
+        self._waiting = []
+        self.tokens = 0
+        self._number += 1
+        return shard
+
+
+def map_shard(path: Path, tokens: int) -> np.ndarray:
+    """Memory-map the tokens of a shard, read-only [tokens].
+
+    Raises:
+        UserError: the file's header does not describe ``tokens`` unsigned integers.
+    """
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, 1 << 20)))
+        entry = header[TENSOR]
+        if entry["shape"] != [tokens]:
+            raise ValueError(f"shape {entry['shape']} instead of [{tokens}]")
+        offset = 8 + length + entry["data_offsets"][0]
+        return np.memmap(path, dtype=DTYPES[entry["dtype"]], mode="r", offset=offset, shape=(tokens,))
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise UserError(f"{path} is not a token shard ({error}); prepare the data set again with `depth prep`") from error

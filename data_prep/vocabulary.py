@@ -1,0 +1,52 @@
+"""The tokeniser's files in a data set folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from data_prep.files import replacing
+from data_prep.manifest import TOKEN_BYTES, TOKENIZER
+from data_prep.token_bytes import token_bytes
+from data_prep.tokenizer import end_of_text
+
+TENSOR = "token_bytes"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the shards need to know of a tokeniser: bytes of text for each id [vocab_size], and the end-of-text id."""
+
+    token_bytes: np.ndarray
+    eot_id: int
+
+    @property
+    def size(self) -> int:
+        return len(self.token_bytes)
+
+    @property
+    def dtype(self) -> Literal["uint16", "uint32"]:
+        """The smallest type on disk that holds every id."""
+        return "uint16" if self.size <= 1 << 16 else "uint32"
+
+
+def write_vocabulary(tokenizer: Tokenizer, eot_token: str | None, folder: Path) -> None:
+    """Write ``tokenizer.json`` and ``token_bytes.safetensors``.
+
+    Raises:
+        UserError: no end-of-text token, or a kind of tokeniser whose tokens do not add up to the text.
+    """
+    table = token_bytes(tokenizer, end_of_text(tokenizer, eot_token))
+    with replacing(folder / TOKEN_BYTES) as temporary:
+        save_file({TENSOR: table}, temporary)
+    with replacing(folder / TOKENIZER) as temporary:
+        tokenizer.save(str(temporary))
+
+
+def read_vocabulary(folder: Path, eot_token: str | None) -> Vocabulary:
+    """Read what ``write_vocabulary`` wrote."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    return Vocabulary(load_file(folder / TOKEN_BYTES)[TENSOR], end_of_text(tokenizer, eot_token))

@@ -1,0 +1,48 @@
+"""Train a run file on this machine: on all its GPUs, or else on the CPU.
+
+The same command continues an interrupted run, and leaves a finished one alone. Any key of the run file can be set after
+it.
+
+example: depth train train_configs/quickstart.yaml --training.steps 50 --nproc 2
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from launch.torchrun import default_processes, torchrun_command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_file", help="a YAML run file, such as train_configs/quickstart.yaml")
+    parser.add_argument("--nproc", type=int, default=None, help="processes (default: one per GPU; 2 without a GPU)")
+    parser.add_argument("--print-config", action="store_true", help="show the resolved run and leave")
+    parser.add_argument(
+        "overrides", nargs=argparse.REMAINDER, metavar="--section.key value", help="keys of the run file to set"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    processes = args.nproc if args.nproc is not None else default_processes()
+    os.environ["WORLD_SIZE"] = str(processes)
+    # Everything that can be wrong with the run is found here, once, rather than by every process of the launch.
+    from torchtitan_ext.resolve import load_resolved
+    from torchtitan_ext.run_file import dump_run
+    from torchtitan_ext.run_folder import RunFolder
+    from torchtitan_ext.start import check_same_run
+
+    resolved = load_resolved(args.run_file, args.overrides)
+    if args.print_config:
+        print(dump_run(resolved.run), end="")
+        return 0
+    folder = RunFolder(resolved.run.folder)
+    if folder.exists:
+        check_same_run(resolved, folder)
+        status = folder.status() or {}
+        if status.get("state") == "finished" and status["step"] >= resolved.steps:
+            print(f"{folder.path} is finished at step {status['step']}; raise training.steps to train on")
+            return 0
+    folder.create()
+    arguments = ["--config-file", args.run_file, *args.overrides]
+    command = torchrun_command(arguments, processes=processes, log_folder=Path(resolved.run.folder) / "logs")
+    os.execv(command[0], command)

@@ -1,0 +1,58 @@
+"""The ``depth`` command. Each sub-command lives in the room that does the work and is imported when it is called."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from torchtitan_ext.errors import UserError, nearest
+
+COMMANDS = {
+    "prep": ("data_prep.command", "turn text into a data set of tokens"),
+    "train": ("launch.train_command", "train a run file on this machine, on all its GPUs or on the CPU"),
+    "sizes": ("torchtitan_ext.sizes_command", "list the model sizes"),
+    "variants": ("torchtitan_ext.variants_command", "list the variants of the residual connection and their cost"),
+    "quickstart": ("launch.quickstart", "prepare, train, stop, resume and finish a small run"),
+}
+"""Name → module with ``add_arguments(parser)`` and ``run(args) -> exit status``, and a line of help."""
+
+EXAMPLE = "example: depth train train_configs/quickstart.yaml --training.steps 50"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one sub-command; returns its exit status (2 for a mistake of the user's, 130 after Ctrl-C)."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(_usage())
+            return 0
+        name, rest = arguments[0], arguments[1:]
+        if name not in COMMANDS:
+            raise UserError(f"depth {name} is not a command; {nearest(name, COMMANDS)}")
+        module = importlib.import_module(COMMANDS[name][0])
+        parser = argparse.ArgumentParser(
+            prog=f"depth {name}",
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(parser)
+        return module.run(parser.parse_args(rest))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe left; nothing more to say
+        return 1
+
+
+def _usage() -> str:
+    lines = ["usage: depth COMMAND …    (depth COMMAND --help says more)", ""]
+    lines += [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", EXAMPLE])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

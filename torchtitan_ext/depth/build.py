@@ -1,0 +1,89 @@
+"""From a shape and a variant to a model configuration."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.protocols.module import Module
+
+from torchtitan_ext.recipe import EMBEDDING_STD, INIT_STD, residual_std
+from torchtitan_ext.sizes import Shape
+
+from . import initial
+from .decoder import DepthDecoder
+from .variant import Variant
+
+ROPE_THETA = 500_000.0
+"""Llama 3's base (arXiv 2407.21783, section 3.2), also OLMo 2's."""
+ROPE_LENGTH = 131_072
+"""The longest context that may be asked for; the trainer cuts the cache down to the run's window."""
+
+
+def decoder_config(
+    shape: Shape,
+    variant: Variant,
+    *,
+    seq_len: int,
+    inner_attention: Module.Config,
+    make_mask: Callable[[torch.Tensor], Any] | None = None,
+) -> DepthDecoder.Config:
+    """The configuration of a decoder of ``shape`` with ``variant`` in place of its residual connection.
+
+    ``seq_len`` (tokens) enters the count of FLOPs alone. Raises ``UserError`` when shape and variant do not fit.
+    """
+    shape.validate("model")
+    variant.check(shape)
+    head = {"weight": initial.normal(EMBEDDING_STD if shape.tied else shape.width**-0.5)}
+    embedding = {"weight": _skip if shape.tied else initial.normal(EMBEDDING_STD)}
+    return DepthDecoder.Config(
+        dim=shape.width,
+        vocab_size=shape.vocab_size,
+        enable_weight_tying=shape.tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=shape.vocab_size, embedding_dim=shape.width, param_init=embedding
+        ),
+        norm=_norm(shape),
+        lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
+        layers=[variant.layer(shape, i, _parts(shape, inner_attention)) for i in range(shape.layers)],
+        stream=variant.stream(shape),
+        depth_parameters=variant.parameters(shape),
+        depth_flops_per_token=variant.flops_per_token(shape, seq_len),
+        make_mask=make_mask,
+    )
+
+
+def _parts(shape: Shape, inner_attention: Module.Config) -> dict[str, Any]:
+    into = {"weight": initial.normal(INIT_STD)}
+    out_of = {"weight": initial.normal(residual_std(shape.layers))}
+    attention = make_gqa_config(
+        dim=shape.width,
+        n_heads=shape.heads,
+        n_kv_heads=shape.kv_heads,
+        wqkv_param_init={},
+        wo_param_init=out_of,
+        inner_attention=inner_attention,
+        fuse_qkv=True,
+        rope=ComplexRoPE.Config(dim=shape.head_dim, max_seq_len=ROPE_LENGTH, theta=ROPE_THETA),
+    )
+    attention.qkv_linear.wqkv.param_init = into
+    feed_forward = make_ffn_config(
+        dim=shape.width, hidden_dim=shape.ffn_width, w1_param_init=into, w2w3_param_init=into
+    )
+    feed_forward.w2.param_init = out_of
+    return {
+        "attention": attention,
+        "feed_forward": feed_forward,
+        "attention_norm": _norm(shape),
+        "ffn_norm": _norm(shape),
+    }
+
+
+def _norm(shape: Shape) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=shape.width, param_init={"weight": initial.ones})
+
+
+def _skip(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    skip_param_init(tensor)  # tied to the output head, which is filled

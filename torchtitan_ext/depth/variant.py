@@ -1,0 +1,65 @@
+"""What a variant is: a small declaration from which a model is built and its cost is counted."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.sizes import Shape
+
+from .decoder import DepthLayer
+from .state import Link, Stream
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A replacement of the residual connection; this base class is the standard residual.
+
+    A subclass is a family of variants: its further fields are the family's options, and a named variant is an instance
+    of it.
+    """
+
+    summary: str = "x ← x + sublayer(norm(x)): the residual stream of Llama 3"
+    source: str = "He et al., arXiv 1512.03385; torchtitan models/llama3"
+
+    def check(self, shape: Shape) -> None:
+        """Raise ``UserError`` when an option does not fit the model or another option."""
+
+    def link(self, shape: Shape, layer: int) -> Link.Config:
+        """The connection of layer number ``layer`` (from 0) to the depth state."""
+        return Link.Config()
+
+    def stream(self, shape: Shape) -> Stream.Config:
+        """The start and the end of the depth state."""
+        return Stream.Config()
+
+    def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
+        """Layer number ``layer``, from the configs of its attention, feed-forward and norms (``parts``). Override it
+        only
+        where the variant changes what happens inside a sublayer."""
+        return DepthLayer.Config(**parts, link=self.link(shape, layer))
+
+    def parameters(self, shape: Shape) -> int:
+        """Parameters beyond those of the standard model."""
+        return 0
+
+    def flops_per_token(self, shape: Shape, seq_len: int) -> int:
+        """Training FLOPs per token (forward and backward) beyond those of the standard model."""
+        return 0
+
+    def with_options(self, options: dict[str, Any], where: str) -> "Variant":
+        """This variant with some options replaced, as a run file's ``depth`` section asks.
+
+        Raises ``UserError``, naming ``where``, for an option the family does not have or a value of the wrong type.
+        """
+        known = {field.name for field in fields(self)} - {"summary", "source"}
+        for name, value in options.items():
+            if name not in known:
+                hint = nearest(name, known) if known else "the variant has no options"
+                raise UserError(f"{where}: depth.{name} is not an option of the variant; {hint}")
+            current = getattr(self, name)
+            numbers = isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool)
+            if current is not None and type(value) is not type(current) and not numbers:
+                raise UserError(
+                    f"{where}: depth.{name} is {value!r}; it must be a {type(current).__name__} like {current!r}"
+                )
+        return replace(self, **options)

@@ -1,0 +1,130 @@
+"""The run folder: the contract between training and everything that reads its results.
+
+::
+
+    run.yaml        the resolved run, as a run file
+    facts.json      what follows from it: shape, data fingerprints, parameters, FLOPs per token
+    code.txt        revision, versions and command of every start
+    metrics.jsonl   one JSON object per logged step: "step", "time" (seconds since the epoch), and TensorBoard's tags
+    tb/             the same numbers as TensorBoard event files
+    checkpoint/     step-N/ distributed checkpoints
+    logs/           what each rank printed, where the launcher keeps it
+    status.json     {"format", "state", "step", "steps", "time"}; state is one of STATES
+
+Files other than logs are written under a temporary name, flushed and renamed.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchtitan_ext.errors import UserError
+
+FORMAT = 1
+CONTENTS = frozenset(
+    ["run.yaml", "facts.json", "code.txt", "metrics.jsonl", "tb", "checkpoint", "logs", "comm_traces", "status.json"]
+)
+STATES = ("running", "stopped", "finished", "diverged", "failed")
+"""How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss became infinite
+or NaN."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` so that a reader, or a crash, finds the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class RunFolder:
+    """A run folder on disk. Reading needs no more than the folder; writing belongs to the run's first rank."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.tensorboard_path = self.path / "tb"
+        self.checkpoint_path = self.path / "checkpoint"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "facts.json").exists()
+
+    def create(self) -> None:
+        """Make the folder; raises ``UserError`` where something else is in its place."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose another folder for the run")
+        if self.path.is_dir() and not self.exists:
+            strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name not in CONTENTS)
+            if strangers:
+                raise UserError(
+                    f"{self.path} holds {strangers[0]}, which is no run's; choose another folder for the run"
+                )
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def facts(self) -> dict[str, Any]:
+        return self._read_json("facts.json")
+
+    def status(self) -> dict[str, Any] | None:
+        """The last status, or None before the first one."""
+        return self._read_json("status.json") if (self.path / "status.json").exists() else None
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        write_atomically(self.path / "facts.json", json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
+
+    def write_run(self, text: str) -> None:
+        write_atomically(self.path / "run.yaml", text)
+
+    def append_code(self, text: str) -> None:
+        with open(self.path / "code.txt", "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def write_status(self, state: str, step: int, steps: int) -> None:
+        assert state in STATES, state
+        status = {"format": FORMAT, "state": state, "step": step, "steps": steps, "time": time.time()}
+        write_atomically(self.path / "status.json", json.dumps(status) + "\n")
+
+    def append_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        record = json.dumps({"step": step, "time": time.time(), **metrics})
+        with open(self.metrics_path, "a", encoding="utf-8") as file:
+            file.write(record + "\n")
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The logged records in order; a last line that was cut off by a crash is left out."""
+        if not self.metrics_path.exists():
+            return
+        with open(self.metrics_path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith("\n"):
+                    return
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(f"{self.metrics_path}:{number}: not a JSON object ({error.msg})") from error
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop what was logged after ``step``: those steps were lost and will be run again."""
+        if not self.metrics_path.exists():
+            return
+        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
+        write_atomically(self.metrics_path, "".join(kept))
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise UserError(f"{self.path} is not a run folder: it has no {name}") from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged: {error}") from error
+        if content.get("format") != FORMAT:
+            raise UserError(
+                f"{path} has format {content.get('format')}, this version reads format {FORMAT}: "
+                "use the version that code.txt names"
+            )
+        return content

@@ -1,0 +1,146 @@
+"""From a resolved run to torchtitan's configuration."""
+
+import torch
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.config.configs import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_ext.depth.attention import FusedAttention, document_mask
+from torchtitan_ext.depth.build import decoder_config
+from torchtitan_ext.depth.variant import Variant
+from torchtitan_ext.resolve import ResolvedRun
+from torchtitan_ext.sizes import Shape
+
+from .checkpoints import Checkpoints
+from .loader import NoTokenizer, WindowLoader
+from .metrics import RunMetrics
+from .parallelize import parallelize
+from .trainer import DepthTrainer
+
+NEVER = 2**62
+"""An interval in steps that no run reaches."""
+
+
+def model_spec(shape: Shape, variant: Variant, *, seq_len: int, documents: bool, flavor: str = "") -> ModelSpec:
+    """The model as torchtitan takes it. ``documents``: attention stays within a document."""
+    on_cpu = not torch.accelerator.is_available()
+    flex = documents and not on_cpu
+    return ModelSpec(
+        name="torchtitan_ext",
+        flavor=flavor,
+        model=decoder_config(
+            shape,
+            variant,
+            seq_len=seq_len,
+            inner_attention=FlexAttention.Config() if flex else FusedAttention.Config(),
+            make_mask=document_mask if documents and on_cpu else None,
+        ),
+        parallelize_fn=parallelize,
+        pipelining_fn=None,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=None,
+    )
+
+
+def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
+    """The configuration of the trainer for ``resolved``, on the accelerator there is or else on the CPU."""
+    run, on_cpu = resolved.run, not torch.accelerator.is_available()
+    training, seq_len = run.training, run.data.seq_len
+    bf16 = training.precision == "bf16" or (training.precision == "auto" and not on_cpu)
+    assert training.micro_batch is not None
+    return DepthTrainer.Config(
+        resolved=resolved,
+        model_spec=model_spec(
+            resolved.shape,
+            resolved.variant,
+            seq_len=seq_len,
+            documents=run.data.document_mask,
+            flavor=f"{run.model.size} {run.model.variant}",
+        ),
+        hf_assets_path=str(resolved.dataset.path),
+        dump_folder=run.folder,
+        tokenizer=NoTokenizer.Config(),
+        dataloader=WindowLoader.Config(
+            dataset_path=str(resolved.dataset.path),
+            seed=run.data.seed,
+            global_batch=resolved.batch_tokens // seq_len,
+            document_mask=run.data.document_mask,
+        ),
+        training=TrainingConfig(
+            local_batch_size=training.micro_batch,
+            global_batch_size=resolved.batch_tokens // seq_len,
+            seq_len=seq_len,
+            max_norm=training.max_grad_norm,
+            steps=resolved.steps,
+            disable_cuda_graphs=True,
+            mixed_precision_param="bfloat16" if bf16 else "float32",
+        ),
+        parallelism=ParallelismConfig(
+            data_parallel_replicate_degree=run.parallelism.replicate,
+            data_parallel_shard_degree=run.parallelism.shard,
+            fsdp_reshard_after_forward=run.parallelism.reshard_after_forward,
+        ),
+        activation_checkpoint=_activation_checkpoint(training.activation_checkpoint),
+        compile=CompileConfig(enable=training.compile),
+        optimizer=_optimizer(resolved),
+        lr_scheduler=_schedule(resolved),
+        # The logits of a long window in fp32 are a GPU's largest tensor; a CPU's windows are short.
+        loss=CrossEntropyLoss.Config() if on_cpu else ChunkedLossWrapper.Config(),
+        checkpoint=Checkpoints.Config(
+            enable=True,
+            interval=run.checkpoint.every or NEVER,
+            last_save_model_only=False,
+            keep_latest_k=0,
+            keep_last=run.checkpoint.keep_last,
+            milestones=list(run.checkpoint.milestones),
+        ),
+        metrics=RunMetrics.Config(
+            log_freq=run.logging.every,
+            enable_tensorboard=run.logging.tensorboard,
+            steps=resolved.steps,
+        ),
+        heldout_every=run.heldout.every,
+        heldout_tokens=run.heldout.tokens,
+        debug=DebugConfig(seed=run.seed, deterministic=training.deterministic, enable_structured_logging=False),
+        comm=CommConfig(train_timeout_seconds=600, trace_buf_size=0 if on_cpu else 20_000),
+    )
+
+
+def _activation_checkpoint(mode: str) -> ActivationCheckpointing.Config | None:
+    return {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}[mode]
+
+
+def _optimizer(resolved: ResolvedRun) -> OptimizersContainer.Config:
+    """AdamW in two groups: norms, biases, embeddings and what the variant learns about depth are not decayed.
+
+    OLMo-core leaves embeddings undecayed, nanoGPT everything with fewer than two axes. nanoGPT's rule, which seed
+    variants were trained with, decays the matrices of gates; ``optimizer.decay_depth_parameters`` decays all that a
+    variant adds.
+    """
+    optimizer = resolved.run.optimizer
+    undecayed = r"norm\.|\.bias$|^tok_embeddings\."
+    if resolved.shape.tied:
+        undecayed += r"|^lm_head\."
+    if not optimizer.decay_depth_parameters:
+        undecayed += r"|\.link\.|^stream\."
+
+    def group(pattern: str, weight_decay: float) -> ParamGroupConfig:
+        betas = (optimizer.beta1, optimizer.beta2)
+        kwargs = {"lr": optimizer.lr, "betas": betas, "eps": optimizer.eps, "weight_decay": weight_decay}
+        return ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=kwargs)
+
+    return OptimizersContainer.Config(param_groups=[group(undecayed, 0.0), group(".*", optimizer.weight_decay)])
+
+
+def _schedule(resolved: ResolvedRun) -> LRSchedulersContainer.Config:
+    optimizer = resolved.run.optimizer
+    assert optimizer.warmup_steps is not None
+    return LRSchedulersContainer.Config(
+        warmup_steps=optimizer.warmup_steps,
+        decay_ratio=optimizer.decay_fraction,
+        decay_type="cosine" if optimizer.schedule == "cosine" else "linear",
+        min_lr_factor=optimizer.min_lr_ratio,
+    )

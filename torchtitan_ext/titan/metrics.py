@@ -1,0 +1,141 @@
+"""What a run logs: torchtitan's scalars and ours, to TensorBoard, ``metrics.jsonl`` and the console.
+
+torchtitan's processor starts a new TensorBoard folder at every start and divides by wall-clock time, whatever happened
+in it. Here a run has one folder for ever, steps that were lost with a crash are purged, and throughput counts training
+time alone, without evaluation and checkpoints.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.tensorboard import SummaryWriter
+from torchtitan.components.metrics import BaseLogger, MetricsProcessor
+from torchtitan.tools.logging import logger
+
+from torchtitan_ext.run_folder import RunFolder
+
+
+@dataclass
+class Progress:
+    """How far a run has come, over all its starts. Saved in checkpoints."""
+
+    step: int = 0
+    tokens: int = 0
+    train_seconds: float = 0.0
+
+
+class RunMetrics(MetricsProcessor):
+    """Logs the run in ``folder``. ``attach`` must be called before the first ``log``."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        steps: int = 0
+
+    def __init__(self, config: Config, *, dump_folder: str = "./outputs", **kwargs: Any) -> None:
+        super().__init__(config, dump_folder=dump_folder, **kwargs)
+        self.folder = RunFolder(dump_folder)
+        self.writer: SummaryWriter | None = None
+        self.progress: Callable[[], Progress] = Progress
+        self.last = Progress()
+
+    def _build_metric_logger(self, **kwargs: Any) -> BaseLogger:
+        return BaseLogger()  # the writer is opened by attach(), when the step to continue from is known
+
+    def should_log(self, step: int) -> bool:
+        return step == 1 or step % self.config.log_freq == 0 or step == self.config.steps
+
+    def attach(self, progress: Callable[[], Progress]) -> None:
+        """Start logging after the step that ``progress`` gives, forgetting whatever was logged later than that."""
+        self.progress = progress
+        self.last = progress()
+        if dist.get_rank() == 0:
+            self.folder.cut_metrics(self.last.step)
+            if self.config.enable_tensorboard:
+                self.writer = SummaryWriter(str(self.folder.tensorboard_path), purge_step=self.last.step + 1)
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        """Log one training step. Losses in nats per token; ``extra_metrics`` are torchtitan's learning rates."""
+        now = self.progress()
+        seconds = max(now.train_seconds - self.last.train_seconds, 1e-9)
+        tokens_per_second = (now.tokens - self.last.tokens) / seconds
+        flops_per_second = self.num_flops_per_token * tokens_per_second / dist.get_world_size()
+        memory = self.device_memory_monitor.get_peak_stats()
+        loading = sum(self.data_loading_times)
+        metrics: dict[str, float] = {
+            "loss_metrics/global_avg_loss": global_avg_loss,
+            "loss_metrics/global_max_loss": global_max_loss,
+            "grad_norm": grad_norm,
+            "throughput(tps)": tokens_per_second / dist.get_world_size(),
+            "throughput/global_tokens_per_s": tokens_per_second,
+            "tflops": flops_per_second / 1e12,
+            "mfu(%)": 100 * flops_per_second / self.gpu_peak_flops,
+            "time_metrics/end_to_end(s)": seconds / max(step - self.last.step, 1),
+            "time_metrics/data_loading(s)": loading / max(len(self.data_loading_times), 1),
+            "time_metrics/data_loading(%)": 100 * loading / seconds,
+            "memory/max_active(GiB)": memory.max_active_gib,
+            "memory/max_active(%)": memory.max_active_pct,
+            "memory/max_reserved(GiB)": memory.max_reserved_gib,
+            "memory/max_reserved(%)": memory.max_reserved_pct,
+            "memory/num_alloc_retries": memory.num_alloc_retries,
+            "memory/num_ooms": memory.num_ooms,
+            "progress/tokens": now.tokens,
+            "progress/train_flops": float(self.num_flops_per_token * now.tokens),
+            "progress/train_seconds": now.train_seconds,
+        }
+        metrics.update({name: value for name, value in (extra_metrics or {}).items() if name.startswith("lr/")})
+        self._write(step, metrics)
+        left = (self.config.steps - step) * metrics["time_metrics/end_to_end(s)"]
+        logger.info(
+            f"step {step}/{self.config.steps}  loss {global_avg_loss:.4f}  grad norm {grad_norm:.3f}  "
+            f"{tokens_per_second:,.0f} tok/s  mfu {metrics['mfu(%)']:.1f}%  "
+            f"mem {memory.max_reserved_gib:.2f} GiB  left {duration(left)}"
+        )
+        self.last = now
+        self.ntokens_since_last_log = 0
+        self.data_loading_times.clear()
+        self.time_last_log = time.perf_counter()
+        self.device_memory_monitor.reset_peak_stats()
+        if dist.get_rank() == 0:
+            self.folder.write_status("running", step, self.config.steps)
+
+    def log_heldout(self, step: int, metrics: dict[str, float]) -> None:
+        self._write(step, metrics)
+        logger.info(
+            f"step {step}/{self.config.steps}  held-out loss {metrics['heldout/loss']:.4f}  "
+            f"perplexity {metrics['heldout/perplexity']:.2f}  bits per byte {metrics['heldout/bits_per_byte']:.4f}"
+        )
+
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        if dist.get_rank() != 0:
+            return
+        self.folder.append_metrics(step, metrics)
+        if self.writer is not None:
+            for tag, value in metrics.items():
+                self.writer.add_scalar(tag, value, step)
+            self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: ``42s``, ``3m12s``, ``5h07m``, ``2d04h``."""
+    minutes, secs = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"

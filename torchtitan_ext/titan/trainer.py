@@ -1,0 +1,142 @@
+"""torchtitan's trainer for runs that live in a run folder.
+
+It adds what a run needs to be kept for ever: counters over all starts, held-out loss, one record across resumes, a stop
+that saves, and a status that others can read.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import tyro
+from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
+from torchtitan.trainer import Trainer
+
+from data_prep.dataset import TokenDataset
+from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.start import start_run
+
+from .heldout import HeldOut
+from .loader import Batch, WindowLoader
+from .metrics import Progress, RunMetrics
+
+
+class DepthTrainer(Trainer):
+    """Train one run. Raises what torchtitan raises; the folder's status says how the run ended."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        heldout_every: int = 0
+        heldout_tokens: int = 0
+        resolved: Annotated[Any, tyro.conf.Suppress] = None
+        """The ``ResolvedRun`` that this configuration was made from."""
+
+    dataloader: WindowLoader
+    metrics_processor: RunMetrics
+
+    def __init__(self, config: Config) -> None:
+        start_run(config.resolved, rank=int(os.environ["RANK"]))
+        self.folder = RunFolder(config.dump_folder)
+        self.train_seconds = 0.0
+        self.step_began: float | None = None
+        self.saved_step = -1
+        self.stop_requested = False
+        super().__init__(config)
+        # Its own group on the CPU, so that asking every step whether to stop never waits for the device.
+        self.control_group = dist.new_group(backend="gloo")
+        self.heldout = self._build_heldout() if config.heldout_every else None
+
+    def _build_heldout(self) -> HeldOut:
+        config = self.config
+        return HeldOut(
+            TokenDataset.open(config.dataloader.dataset_path),
+            seq_len=config.training.seq_len,
+            tokens=config.heldout_tokens,
+            micro_batch=config.training.local_batch_size,
+            document_mask=config.dataloader.document_mask,
+            rank=self.dataloader.rank,
+            ranks=self.dataloader.ranks,
+        )
+
+    def progress(self) -> Progress:
+        running = time.perf_counter() - self.step_began if self.step_began is not None else 0.0
+        tokens = self.dataloader.samples * self.config.training.seq_len
+        return Progress(step=self.step, tokens=tokens, train_seconds=self.train_seconds + running)
+
+    def train(self) -> None:
+        """Train from the newest checkpoint to the last step, or until SIGTERM or SIGINT asks to stop."""
+        handlers = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            super().train()
+            if self.step > self.saved_step:
+                self.checkpointer.save(self.step, last_step=True)
+            self._report("stopped" if self.step < self.config.training.steps else "finished")
+        except Exception as error:
+            self._report("diverged" if "Loss is not finite" in str(error) else "failed")
+            raise
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def batch_generator(self, data_iterable: Iterable[Batch]) -> Iterator[Batch]:
+        # torchtitan asks for the batches once, after loading the checkpoint: here the step to go on from is known.
+        self.saved_step = self.step
+        self.metrics_processor.attach(self.progress)
+        self._report("running")
+        return super().batch_generator(data_iterable)
+
+    def train_step(self, data_iterator: Iterator[Batch]) -> None:
+        self.step_began = time.perf_counter()
+        super().train_step(data_iterator)
+        if self._evaluates(self.step) or self.checkpointer._should_save(
+            self.step, self.step == self.config.training.steps
+        ):
+            # The device may still be busy with this step; the time it takes is training time.
+            utils.device_module.synchronize()
+        self.train_seconds += time.perf_counter() - self.step_began
+        self.step_began = None
+        if self.heldout is not None and self._evaluates(self.step):
+            # Before the checkpoint of this step is written: a run resumed from it has the number already.
+            result = self.heldout.evaluate(self.model_parts[0], self.train_context, self.device)
+            self.metrics_processor.log_heldout(self.step, result.metrics())
+
+    def _evaluates(self, step: int) -> bool:
+        every = self.config.heldout_every
+        return every > 0 and (step % every == 0 or step == self.config.training.steps)
+
+    def should_continue_training(self) -> bool:
+        if not super().should_continue_training():
+            return False
+        asked = torch.tensor(int(self.stop_requested))
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.control_group)
+        if asked.item():
+            logger.info(f"Asked to stop: saving step {self.step} and leaving")
+        return not asked.item()
+
+    def _request_stop(self, number: int, frame: Any) -> None:
+        if self.stop_requested:
+            raise KeyboardInterrupt(f"second {signal.Signals(number).name}: leaving at once")
+        self.stop_requested = True
+
+    def _report(self, state: str) -> None:
+        if dist.get_rank() == 0:
+            self.folder.write_status(state, self.step, self.config.training.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"step": self.step, "train_seconds": self.train_seconds, "rng": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            state["cuda_rng"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = state_dict["step"]
+        self.train_seconds = state_dict["train_seconds"]
+        torch.set_rng_state(state_dict["rng"])
+        if "cuda_rng" in state_dict:
+            torch.cuda.set_rng_state(state_dict["cuda_rng"])

@@ -1,0 +1,37 @@
+"""List the variants of the residual connection: what each adds to the model, in a line, and where it comes from.
+
+example: depth variants --size 100M --seq-len 2048
+"""
+
+import argparse
+
+from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.errors import UserError
+from torchtitan_ext.sizes import padded_vocab, shape_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", default="100M", help="the size to count at (default: %(default)s)")
+    parser.add_argument(
+        "--vocab-size", type=int, default=50_304, help="tokens in the vocabulary (default: %(default)s)"
+    )
+    parser.add_argument("--seq-len", type=int, default=2048, help="tokens in a window (default: %(default)s)")
+    parser.add_argument("--sources", action="store_true", help="show where each variant comes from")
+
+
+def run(args: argparse.Namespace) -> int:
+    shape = shape_of(args.size, padded_vocab(args.vocab_size))
+    parameters, flops = shape.parameters(), shape.flops_per_token(args.seq_len)
+    print(f"at {args.size}: {parameters:,} parameters, {flops / 1e6:,.0f} MFLOPs per token in training; a variant adds")
+    print(f"{'variant':<24} {'parameters':>12} {'FLOPs':>8}  what it does")
+    for name, variant in VARIANTS.items():
+        try:
+            variant.check(shape)
+        except UserError as error:
+            print(f"{name:<24} does not fit this size: {error}")
+            continue
+        added = variant.flops_per_token(shape, args.seq_len) / flops
+        print(f"{name:<24} {variant.parameters(shape):>12,} {added:>8.2%}  {variant.summary}")
+        if args.sources:
+            print(f"{'':<24} {variant.source}")
+    return 0
