@@ -16,7 +16,7 @@ EXAMPLES = r"""
 examples:
   depth prep fineweb-edu --config sample-10BT --tokenizer gpt2 --out data/fineweb-edu-10BT
   depth prep 'corpus/*.parquet' --tokenizer bpe:4096 --out data/corpus
-  depth prep shakespeare.txt --document-separator '\n\n' --tokenizer characters --heldout-fraction 0.1 --out data/shakespeare
+  depth prep plays.txt --document-separator '\n\n' --tokenizer characters --heldout-fraction 0.1 --out data/plays
   depth prep builtin --tokenizer bpe:1024 --heldout-fraction 0.05 --out data/builtin
 """
 DEFAULT_CONFIG = "sample-10BT"
@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eot-token", metavar="TOKEN", help="the tokeniser's end-of-text token, when it has none of the usual names"
     )
     parser.add_argument(
-        "--config", help=f"configuration of fineweb-edu: sample-10BT, sample-100BT, default, ... (default: {DEFAULT_CONFIG})"
+        "--config",
+        help=f"configuration of fineweb-edu: sample-10BT, sample-100BT, default, ... (default: {DEFAULT_CONFIG})",
     )
     parser.add_argument("--revision", help="revision of fineweb-edu: a commit, branch or tag (default: the newest)")
     parser.add_argument(
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--document-separator",
         type=_unescaped,
         metavar="STRING",
-        help=r"what separates the documents of a text file, with \n and \t understood; it is no part of them. Without it a "
-        "text file is one document. A corpus in one file needs it, as the held-out split is cut between documents",
+        help=r"what separates the documents of a text file, with \n and \t understood; it is no part of them. Without "
+        "it a text file is one document. A corpus in one file needs it: the held-out split is cut between documents",
     )
     parser.add_argument(
         "--heldout-fraction",
@@ -73,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "an interrupted run loses at most the unfinished shard (default: 16777216)",
     )
     parser.add_argument(
-        "--workers", type=_positive, default=_cores(), metavar="N", help="processes that tokenise (default: one per core)"
+        "--workers",
+        type=_positive,
+        default=_cores(),
+        metavar="N",
+        help="processes that tokenise (default: one per core)",
     )
 
 
@@ -101,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
     for name, split in manifest.splits.items():
         if split.bytes != split.token_bytes:
             print(
-                f"note: the tokeniser changes the text: the {name} tokens stand for {split.token_bytes:,} bytes, the text "
-                f"has {split.bytes:,}; bits per byte are off by that ratio",
+                f"note: the tokeniser changes the text: the {name} tokens stand for {split.token_bytes:,} bytes, "
+                f"the text has {split.bytes:,}; bits per byte are off by that ratio",
                 file=sys.stderr,
             )
     return 0
@@ -149,5 +154,5 @@ def _fraction(text: str) -> float:
 def _unescaped(text: str) -> str:
     plain = text.replace("\\n", "\n").replace("\\t", "\t")
     if not plain:
-        raise argparse.ArgumentTypeError("the separator is empty; leave the option out to take each file as one document")
+        raise argparse.ArgumentTypeError("the separator is empty; without the option each file is one document")
     return plain

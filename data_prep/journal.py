@@ -9,7 +9,17 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from data_prep.files import write_text
-from data_prep.manifest import MANIFEST, SPLITS, TOKEN_BYTES, TOKENIZER, Record, Settings, Split, SplitName, read_manifest
+from data_prep.manifest import (
+    MANIFEST,
+    SPLITS,
+    TOKEN_BYTES,
+    TOKENIZER,
+    Record,
+    Settings,
+    Split,
+    SplitName,
+    read_manifest,
+)
 from data_prep.sources import Cursor
 from torchtitan_ext.errors import UserError
 

@@ -45,8 +45,8 @@ class Shard(Record):
 class Split(Record):
     """One side of the held-out cut.
 
-    ``tokens`` counts one end-of-text token after each document. ``bytes`` is the UTF-8 length of the text, ``token_bytes``
-    what ``token_bytes.safetensors`` gives for the tokens: the same, unless the tokeniser changes the text.
+    ``tokens`` counts one end-of-text token after each document. ``bytes`` is the UTF-8 length of the text,
+    ``token_bytes`` what ``token_bytes.safetensors`` gives for the tokens: equal, unless the tokeniser changes the text.
     """
 
     tokens: Count = 0

@@ -1,6 +1,7 @@
 """Turn a source of documents into a data set folder."""
 
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -49,10 +50,12 @@ def prepare(source: Source, settings: Settings, tokenizer: str, folder: Path, wo
     Raises:
         UserError: ``folder`` holds something else or is in use, the source is malformed, or a split stays empty.
     """
-    if journals.is_finished(folder, settings):
-        journals.clear_working_files(folder)
-        return read_manifest(folder / MANIFEST)
+    # Nothing is written to a folder that holds something else, not even the lock.
+    journals.is_finished(folder, settings)
     with journals.locked(folder):
+        if journals.is_finished(folder, settings):
+            journals.clear_working_files(folder)
+            return read_manifest(folder / MANIFEST)
         workers = min(workers, source.most_workers)
         vocabulary = _vocabulary(source, settings, tokenizer, folder, workers)
         journal = _encode(source, vocabulary, folder, workers)
@@ -104,8 +107,9 @@ def _encode(source: Source, vocabulary: Vocabulary, folder: Path, workers: int) 
         saved.write(folder)
         return saved
 
-    with Progress(source.work, work, sys.stderr) as progress:
-        for block in ordered_map(encoder, blocks(source, cursor), workers):
+    encoded = ordered_map(encoder, blocks(source, cursor), workers)
+    with closing(encoded), Progress(source.work, work, sys.stderr) as progress:
+        for block in encoded:
             for name in SPLITS:
                 writers[name].add(block.splits[name].tokens)
                 counts[name] = _counted(counts[name], block.splits[name])
@@ -145,8 +149,8 @@ def _check_splits(journal: Journal, folder: Path) -> None:
         )
     elif documents["heldout"] == 0:
         message = (
-            f"none of the {total} documents fell into the held-out split; raise --heldout-fraction from {fraction:g} to "
-            f"{min(0.5, max(2 * fraction, 10 / total)):.3g}, or split the text into more documents"
+            f"none of the {total} documents fell into the held-out split; raise --heldout-fraction from {fraction:g} "
+            f"to {min(0.5, max(2 * fraction, 10 / total)):.3g}, or split the text into more documents"
         )
     elif documents["train"] == 0:
         message = f"all {total} documents fell into the held-out split; lower --heldout-fraction from {fraction:g}"

@@ -1,7 +1,6 @@
 """Token shards: safetensors files with one 1-D tensor "tokens"."""
 
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,8 @@ from data_prep.manifest import Shard
 from torchtitan_ext.errors import UserError
 
 TENSOR = "tokens"
-DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}
+DTYPES = {"uint16": "U16", "uint32": "U32"}
+HEADER_LIMIT = 1 << 20
 
 
 class ShardWriter:
@@ -55,20 +55,23 @@ class ShardWriter:
         return shard
 
 
-def map_shard(path: Path, tokens: int) -> np.ndarray:
+def map_shard(path: Path, tokens: int, dtype: np.dtype) -> np.ndarray:
     """Memory-map the tokens of a shard, read-only [tokens].
 
     Raises:
-        UserError: the file's header does not describe ``tokens`` unsigned integers.
+        UserError: the file is not a shard of ``tokens`` tokens of type ``dtype``.
     """
+    expected = {"dtype": DTYPES[dtype.name], "shape": [tokens], "data_offsets": [0, tokens * dtype.itemsize]}
     try:
         with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, 1 << 20)))
-        entry = header[TENSOR]
-        if entry["shape"] != [tokens]:
-            raise ValueError(f"shape {entry['shape']} instead of [{tokens}]")
-        offset = 8 + length + entry["data_offsets"][0]
-        return np.memmap(path, dtype=DTYPES[entry["dtype"]], mode="r", offset=offset, shape=(tokens,))
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise UserError(f"{path} is not a token shard ({error}); prepare the data set again with `depth prep`") from error
+            length = int.from_bytes(file.read(8), "little")
+            entry = json.loads(file.read(min(length, HEADER_LIMIT)))[TENSOR]
+        if entry != expected:
+            raise ValueError(f"it holds {entry}, not {expected}")
+        mapped = np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r", offset=8 + length, shape=(tokens,))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(
+            f"{path} is not the token shard it should be ({error}); prepare the data set again with `depth prep`"
+        ) from error
+    # Slices of a plain array that views the mapping cost a tenth of slices of a memmap.
+    return mapped.view(np.ndarray)

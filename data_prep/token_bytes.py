@@ -45,8 +45,8 @@ def _length_rule(description: dict) -> Callable[[str], int]:
     if model == "BPE" and description["pre_tokenizer"] is None and kinds <= {"Fuse"}:
         return lambda token: len(token.encode())
     raise UserError(
-        f"cannot tell how many bytes of text the tokens of this {model} tokeniser stand for; use one with a byte-level, "
-        "SentencePiece or plain character vocabulary, for example gpt2"
+        f"cannot tell how many bytes of text the tokens of this {model} tokeniser stand for; use one with a "
+        "byte-level, SentencePiece or plain character vocabulary, for example gpt2"
     )
 
 

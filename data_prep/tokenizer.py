@@ -47,9 +47,9 @@ def identity(kind: str) -> str:
 def build(kind: str, source: Source, heldout_fraction: float, workers: int) -> Tokenizer:
     """Return the tokeniser that ``kind`` asks for.
 
-    ``bpe:VOCAB`` is a byte-level BPE (Radford et al. 2019, section 2.2) trained on a bounded sample of the training split:
-    the beginnings of parts spread evenly over the source, the same ones every time. ``characters`` reads the whole source
-    once and numbers its characters by code point.
+    ``bpe:VOCAB`` is a byte-level BPE (Radford et al. 2019, section 2.2) trained on a bounded sample of the training
+    split: the beginnings of parts spread evenly over the source, the same ones every time. ``characters`` reads the
+    whole source once and numbers its characters by code point.
 
     Raises:
         UserError: it cannot be fetched, read or made.
@@ -67,7 +67,7 @@ def build(kind: str, source: Source, heldout_fraction: float, workers: int) -> T
 
 
 def end_of_text(tokenizer: Tokenizer, token: str | None) -> int:
-    """Return the id of the end-of-text token: ``token``, or else the first of the usual names that the vocabulary has."""
+    """Return the id of the end-of-text token: ``token``, or else the first usual name that the vocabulary has."""
     if token is not None:
         index = tokenizer.token_to_id(token)
         if index is None:
@@ -79,7 +79,8 @@ def end_of_text(tokenizer: Tokenizer, token: str | None) -> int:
         if index is not None:
             return index
     raise UserError(
-        f"the tokeniser has none of the usual end-of-text tokens ({', '.join(EOT_TOKENS)}); name its own with --eot-token"
+        f"the tokeniser has none of the usual end-of-text tokens ({', '.join(EOT_TOKENS)}); name its own with "
+        "--eot-token"
     )
 
 
@@ -88,8 +89,8 @@ def _fetch(name: str) -> Tokenizer:
         return Tokenizer.from_pretrained(name)
     except Exception as error:  # Connection, cache and file errors come in many classes.
         raise UserError(
-            f"cannot fetch the tokeniser {name!r} from the Hugging Face Hub ({type(error).__name__}); check the network, "
-            "or give the path of its tokenizer.json with --tokenizer"
+            f"cannot fetch the tokeniser {name!r} from the Hugging Face Hub ({type(error).__name__}); check the "
+            "network, or give the path of its tokenizer.json with --tokenizer"
         ) from error
 
 

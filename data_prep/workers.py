@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ _function: Callable[[Any], Any]
 
 def ordered_map(
     build: Callable[[], Callable[[Item], Result]], items: Iterable[Item], workers: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield ``build()(item)`` for each item, in order, computed by ``workers`` processes that call ``build`` once each.
 
     With one worker the calling process does the work. ``items`` is read no further ahead than the workers need.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.torchrun import default_processes, torchrun_command
+from launch.torchrun import default_processes, torchrun_command, torchrun_environment
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 
@@ -33,17 +33,17 @@ def run(args: argparse.Namespace) -> int:
 
     _say(1, f"preparing a corpus that Python ships in {DATA}")
     prepare = [sys.executable, "-m", "torchtitan_ext.cli", "prep", "builtin", "--tokenizer", VOCABULARY]
-    if subprocess.run([*prepare, "--output", str(DATA), "--heldout-fraction", "0.05"]).returncode:
+    if subprocess.run([*prepare, "--out", str(DATA), "--heldout-fraction", "0.05"]).returncode:
         raise UserError("the corpus could not be prepared; see above")
 
     folder = RunFolder(RUN)
     command = torchrun_command(["--config-file", str(RUN_FILE)], processes=processes, log_folder=RUN / "logs")
     _say(2, f"training on {processes} processes with FSDP2, to be stopped half-way")
-    _train(command, stop_when=lambda: _step(folder) >= _steps(folder) // 2)
+    _train(command, processes, stop_when=lambda: _step(folder) >= _steps(folder) // 2)
     stopped_at = _step(folder)
 
     _say(3, f"stopped after step {stopped_at}, which was saved; the same command resumes from there")
-    _train(command, stop_when=None)
+    _train(command, processes, stop_when=None)
 
     status = folder.status() or {}
     if status.get("state") != "finished":
@@ -78,8 +78,8 @@ def summary(folder: RunFolder, stopped_at: int) -> str:
     return "\n".join(["", *lines, "", "curves:", f"  tensorboard --logdir {folder.path.parent}", ""])
 
 
-def _train(command: list[str], stop_when: Callable[[], bool] | None) -> None:
-    process = subprocess.Popen(command)
+def _train(command: list[str], processes: int, stop_when: Callable[[], bool] | None) -> None:
+    process = subprocess.Popen(command, env=torchrun_environment(processes))
     try:
         while process.poll() is None:
             if stop_when is not None and stop_when():

@@ -14,6 +14,12 @@ def default_processes() -> int:
     return min(2, os.cpu_count() or 1)
 
 
+def torchrun_environment(processes: int) -> dict[str, str]:
+    """This process's environment, with the cores shared out among ``processes`` unless the user has said how."""
+    share = max(1, (os.cpu_count() or 1) // processes)
+    return {"OMP_NUM_THREADS": str(share), **os.environ}
+
+
 def torchrun_command(arguments: list[str], *, processes: int, log_folder: Path) -> list[str]:
     """The command line that trains on ``processes`` processes of this machine.
 
@@ -22,7 +28,7 @@ def torchrun_command(arguments: list[str], *, processes: int, log_folder: Path) 
     """
     return [
         sys.executable,
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)),
-        *("--local-ranks-filter", "0", "--tee", "3", "--log-dir", str(log_folder)),
+        *("-m", "launch.elastic", "--standalone", "--nproc-per-node", str(processes)),
+        *("--role", "rank", "--local-ranks-filter", "0", "--tee", "3", "--log-dir", str(log_folder)),
         *("-m", "torchtitan_ext.train", *arguments),
     ]

@@ -10,16 +10,15 @@ import argparse
 import os
 from pathlib import Path
 
-from launch.torchrun import default_processes, torchrun_command
+from launch.torchrun import default_processes, torchrun_command, torchrun_environment
+
+TAKES_OVERRIDES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", help="a YAML run file, such as train_configs/quickstart.yaml")
     parser.add_argument("--nproc", type=int, default=None, help="processes (default: one per GPU; 2 without a GPU)")
     parser.add_argument("--print-config", action="store_true", help="show the resolved run and leave")
-    parser.add_argument(
-        "overrides", nargs=argparse.REMAINDER, metavar="--section.key value", help="keys of the run file to set"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,4 +44,4 @@ def run(args: argparse.Namespace) -> int:
     folder.create()
     arguments = ["--config-file", args.run_file, *args.overrides]
     command = torchrun_command(arguments, processes=processes, log_folder=Path(resolved.run.folder) / "logs")
-    os.execv(command[0], command)
+    os.execve(command[0], command, torchrun_environment(processes))

@@ -41,7 +41,7 @@ OURS = ("torchtitan_ext", "data_prep", "launch", "eval", "torch", "torchtitan")
 
 
 def imports(path: Path) -> set[str]:
-    """The modules of ours, torch's and torchtitan's that ``path`` imports anywhere, with relative imports made absolute."""
+    """The modules of ours, torch's and torchtitan's that ``path`` imports anywhere, by their absolute names."""
     package = list(path.relative_to(ROOT).parent.parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -70,7 +70,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
 
 
 def test_only_titan_touches_torchtitans_insides() -> None:
-    """Everything of torchtitan but its model building blocks is for ``titan`` alone (the entry starts the logger too)."""
+    """All of torchtitan but its model building blocks is for ``titan`` alone (the entry starts the logger too)."""
     for path in sorted((ROOT / "torchtitan_ext").rglob("*.py")) + files("launch") + files("eval"):
         where = path.relative_to(ROOT)
         if where.parts[1] == "titan" or where.name == "train.py":

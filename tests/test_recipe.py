@@ -64,10 +64,10 @@ def test_the_size_counts_the_head_but_not_the_look_up() -> None:
 
 
 def test_no_learning_rate_beyond_the_smallest_model_of_the_law() -> None:
-    # 108M / 5.175744M = 20.8666, whose cube root is 2.75306: 0.00235 x 2.75306 = 0.0064697.
-    tiny = [recipe_for(shape_of(size, 128), seq_len=64).lr for size in ("debug", "1.2M")]
-    assert tiny == pytest.approx([0.0064697] * 2, rel=1e-4)
-    assert recipe_for(shape_of("10M", 8192), seq_len=512).lr < tiny[0]
+    # 108M / 25M = 4.32, whose cube root is 1.62865 (1.62865^3 = 4.32000): 0.00235 x 1.62865 = 0.0038273.
+    tiny = [recipe_for(shape_of(size, 128), seq_len=64).lr for size in ("debug", "1.2M", "10M")]
+    assert tiny == pytest.approx([0.0038273] * 3, rel=1e-4)
+    assert recipe_for(shape_with(26_000_000), seq_len=64).lr < tiny[0]
 
 
 def test_larger_models_learn_slower_in_larger_batches() -> None:
@@ -105,7 +105,8 @@ def test_the_batch_grows_with_the_data() -> None:
     shape = shape_with(864_000_000)
     optimal = 20 * 864_000_000
     batches = [
-        recipe_for(shape, seq_len=2048, total_tokens=round(optimal * 6.11**power)).batch_tokens // 2048 for power in (-1, 0, 1)
+        recipe_for(shape, seq_len=2048, total_tokens=round(optimal * 6.11**power)).batch_tokens // 2048
+        for power in (-1, 0, 1)
     ]
     assert batches == [256, 512, 1024]
     assert recipe_for(shape, seq_len=2048, total_tokens=optimal) == recipe_for(shape, seq_len=2048)
@@ -132,16 +133,26 @@ def test_a_short_run_takes_small_steps_rather_than_few() -> None:
     full, short = recipe_for(shape, seq_len=256), recipe_for(shape, seq_len=256, total_tokens=2_000_000)
     assert short.batch_tokens < full.batch_tokens
     assert short.steps > 2_000_000 // full.batch_tokens
-    assert short.lr == full.lr
+    assert short.lr < full.lr
     assert short.warmup_steps == short.steps // 10
 
 
-def test_a_given_batch_changes_beta2_and_steps_but_not_the_learning_rate() -> None:
+def test_a_small_batch_learns_slower_by_its_square_root() -> None:
+    # At N = 108M the compute-optimal batch is 128 sequences of 2,048 and the learning rate 0.00235: 32 sequences halve
+    # it, 2 sequences divide it by 8, and 256 leave it alone. 163,000,000 tokens are 0.0755 of 20 N, and
+    # 0.0755^0.383 x 160 = 59.5 sequences, to 64, half of 128.
+    shape = shape_with(108_000_000)
+    lrs = [recipe_for(shape, seq_len=2048, batch_tokens=count * 2048).lr for count in (128, 32, 2, 256)]
+    assert lrs == pytest.approx([0.00235, 0.00235 / 2, 0.00235 / 8, 0.00235], rel=1e-12)
+    short = recipe_for(shape, seq_len=2048, total_tokens=163_000_000)
+    assert (short.batch_tokens, short.lr) == (64 * 2048, pytest.approx(0.00235 / math.sqrt(2), rel=1e-12))
+
+
+def test_a_given_batch_changes_beta2_and_the_steps() -> None:
     shape = shape_of("500M", GPT2_VOCAB)
     own = recipe_for(shape, seq_len=1024, total_tokens=10_000_000_000)
     small = recipe_for(shape, seq_len=1024, batch_tokens=12 * 1024, total_tokens=10_000_000_000)
     assert (own.beta2, small.beta2, small.batch_tokens) == (0.95, 0.99, 12 * 1024)
-    assert small.lr == own.lr
     assert small.steps == 10_000_000_000 // (12 * 1024)
     assert small.warmup_steps == round(shape.parameters() / (12 * 1024))
     edge = [recipe_for(shape, seq_len=1024, batch_tokens=tokens, steps=10).beta2 for tokens in (523_264, 524_288)]

@@ -52,7 +52,9 @@ def torchtitan_model(shape: Shape) -> tuple[Llama3Model.Config, nn.Module]:
             fuse_qkv=True,
             rope=ComplexRoPE.Config(dim=shape.width // shape.heads, max_seq_len=64, theta=500_000, scaling="llama"),
         ),
-        feed_forward=make_ffn_config(dim=shape.width, hidden_dim=shape.ffn_width, w1_param_init=linear, w2w3_param_init=linear),
+        feed_forward=make_ffn_config(
+            dim=shape.width, hidden_dim=shape.ffn_width, w1_param_init=linear, w2w3_param_init=linear
+        ),
     )
     config = Llama3Model.Config(
         dim=shape.width,

@@ -27,6 +27,6 @@ def model_registry(
     from torchtitan_ext.sizes import shape_of
     from torchtitan_ext.titan.config import model_spec
 
-    chosen = variant_of(variant).with_options(options, "model_registry")
+    chosen = variant_of(variant).with_options(options, lambda key: "model_registry")
     shape = shape_of(size, vocab_size)
     return model_spec(shape, chosen, seq_len=seq_len, documents=documents, flavor=f"{size} {variant}")

@@ -14,7 +14,11 @@ COMMANDS = {
     "variants": ("torchtitan_ext.variants_command", "list the variants of the residual connection and their cost"),
     "quickstart": ("launch.quickstart", "prepare, train, stop, resume and finish a small run"),
 }
-"""Name → module with ``add_arguments(parser)`` and ``run(args) -> exit status``, and a line of help."""
+"""Name → module with ``add_arguments(parser)`` and ``run(args) -> exit status``, and a line of help.
+
+A module with ``TAKES_OVERRIDES`` gets the arguments that its parser does not know, keys of the run file, as
+``args.overrides``.
+"""
 
 EXAMPLE = "example: depth train train_configs/quickstart.yaml --training.steps 50"
 
@@ -37,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_abbrev=False,
         )
         module.add_arguments(parser)
-        return module.run(parser.parse_args(rest))
+        args, args.overrides = parser.parse_known_args(rest)
+        if args.overrides and not getattr(module, "TAKES_OVERRIDES", False):
+            parser.error(f"unrecognized arguments: {' '.join(args.overrides)}")
+        return module.run(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,8 +8,8 @@ embedding, gradient norm clipped to 1.0 (``transformer_model_configurator.py``),
 
 N, the size in these laws, is `Shape.matmul_parameters`: everything but the embedding look-up, the head included.
 OLMo-core calls it ``num_non_embedding_params``; its models are untied, so the head's matrix stays in
-(``nn/transformer/config.py``). Porian et al. count the same (``precise_param_count_open_lm`` in their repository's
-``data.py``).
+(``nn/transformer/config.py``). Porian et al. count the same (``precise_param_count_open_lm`` in ``data.py`` of their
+repository, formll/resolving-scaling-law-discrepancies).
 """
 
 import math
@@ -37,9 +37,10 @@ _LAW_LR = 0.0047 / 2
 _LARGE_BATCH_TOKENS = 524_288
 _DECAY_FRACTION = 0.1
 
-# The smallest model of Porian et al. (``archs_table`` in ``paper_tables.py``). Below it the law would go on raising the
-# learning rate, past 1e-2 at 1.2M, where nobody has checked it.
-_SMALLEST_LAW_PARAMETERS = 5_175_744
+# Porian et al. fit the law from this size on (``get_interpolated_hparams_dfs`` in ``analysis.py``). Below it the law
+# would go on raising the learning rate, past 1e-2 at 1.2M parameters. A trial there (300 steps of 4,096 characters)
+# already ended 0.08 nats worse with 6.5e-3 than with 1e-3 or 3e-3.
+_SMALLEST_LAW_PARAMETERS = 25_000_000
 
 # The best batch grows with the tokens of the run: nanochat's ``scripts/base_train.py``, after Bergsma et al. 2025
 # (arXiv:2505.13738). The law above is for compute-optimal runs; this carries it to longer ones and to shorter ones,
@@ -99,12 +100,15 @@ def recipe_for(
 
     With ``D = total_tokens`` and ``M = N / 108e6``::
 
-        lr           0.00235 M^(-1/3)
         batch        327,680 M^(2/3) (D / 20 N)^0.383 tokens, to a power of two of sequences, 8 or more
+        lr           0.00235 M^(-1/3), as if N were 25e6 or more; for a batch that is b < 1 times a compute-optimal
+                     run's, sqrt(b) of that
         beta2        0.95 for 524,288 tokens per batch or more, else 0.99
         warm-up      N tokens, but no more than a tenth of the run
 
-    As at the source, a batch that is given changes beta2 and the number of steps, not the learning rate.
+    The factor sqrt(b) is AdamW's rule for small batches (Malladi et al. 2022, arXiv:2205.10287), used by nanochat's
+    ``scripts/base_train.py`` too. A larger batch does not raise the learning rate: at OLMo-core it depends on N alone.
+    The shape is that of the plain decoder, so that a variant with a few more parameters gets the same recipe.
 
     Raises:
         UserError: the batch does not hold whole sequences, or the run is shorter than one batch; the message starts
@@ -115,7 +119,8 @@ def recipe_for(
     if steps is not None and steps < 1:
         raise UserError(f"{where}: a run takes 1 step or more, not {steps}")
     n = shape.matmul_parameters()
-    budget = compute_optimal_tokens(shape) if total_tokens is None else total_tokens
+    optimal = compute_optimal_tokens(shape)
+    budget = optimal if total_tokens is None else total_tokens
     if batch_tokens is None:
         batch_tokens = seq_len * _sequences(n, seq_len, budget, steps)
     elif batch_tokens < 1 or batch_tokens % seq_len:
@@ -128,8 +133,9 @@ def recipe_for(
                 f"{where}: a run of {budget} tokens is shorter than one batch of {batch_tokens}; "
                 f"train on {batch_tokens} tokens or more, or make the batch smaller (one sequence is {seq_len})"
             )
+    lr = _LAW_LR * (max(n, _SMALLEST_LAW_PARAMETERS) / _LAW_PARAMETERS) ** (-1 / 3)
     return Recipe(
-        lr=_LAW_LR * (max(n, _SMALLEST_LAW_PARAMETERS) / _LAW_PARAMETERS) ** (-1 / 3),
+        lr=lr * min(1.0, batch_tokens / (seq_len * _sequences(n, seq_len, optimal, None))) ** 0.5,
         batch_tokens=batch_tokens,
         beta2=0.95 if batch_tokens >= _LARGE_BATCH_TOKENS else 0.99,
         steps=steps,

@@ -107,7 +107,7 @@ def resolve(run: Run, ranks: int) -> ResolvedRun:
         ffn_width=model.ffn_width,
         where=run.origin("model.size"),
     )
-    variant = variant_of(model.variant).with_options(run.depth, run.origin("depth"))
+    variant = variant_of(model.variant).with_options(run.depth, run.origin)
     variant.check(shape)
 
     budget = run.training.tokens

@@ -65,11 +65,11 @@ def _train(resolved: "ResolvedRun") -> int:
             "start training with torchrun (torchrun --nproc-per-node 2 -m torchtitan_ext.train …) or with `depth train`"
         )
     import torch.distributed as dist
-    from torchtitan.tools.logging import init_logger
 
     from torchtitan_ext.titan.config import trainer_config
+    from torchtitan_ext.titan.console import set_up_logging
 
-    init_logger()
+    set_up_logging()
     trainer = trainer_config(resolved).build()
     try:
         trainer.train()

@@ -1,8 +1,8 @@
 """What a source of documents is, and how its documents are grouped into blocks of work.
 
-A source has *parts* (files), a part has *pieces* (about ``PIECE_BYTES`` of text, whole documents), and both are numbered the
-same way every time. A *block* is a run of consecutive pieces. Where blocks begin and end depends on the source alone, never
-on how many processes work on them or on where an earlier run stopped.
+A source has *parts* (files), a part has *pieces* (about ``PIECE_BYTES`` of text, whole documents), and both are
+numbered the same way every time. A *block* is a run of consecutive pieces. Where blocks begin and end depends on the
+source alone, never on how many processes work on them or on where an earlier run stopped.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,10 @@ class Block:
     end: Cursor
 
 
-def blocks(source: Source, start: Cursor = Cursor(0, 0)) -> Iterator[Block]:
+START = Cursor(0, 0)
+
+
+def blocks(source: Source, start: Cursor = START) -> Iterator[Block]:
     """Read ``source`` from ``start``, the end of an earlier block or the beginning, block by block."""
     group: list[Piece] = []
     size, work = 0, 0.0

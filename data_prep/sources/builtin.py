@@ -14,7 +14,7 @@ from data_prep.sources.base import Piece, Texts
 class BuiltinSource:
     """The language reference behind ``help()`` and the documentation strings of the standard library, in English.
 
-    One document for each topic of ``pydoc_data.topics`` and one for each module in the top folder of the standard library.
+    One document for each topic of ``pydoc_data.topics``, one for each module in the top folder of the standard library.
     """
 
     parts = 1

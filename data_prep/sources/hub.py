@@ -3,12 +3,17 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+import fsspec  # type: ignore[import-untyped]
+import pyarrow.parquet as pq
 
-from data_prep.sources.base import Piece, Texts
+from data_prep.sources.base import Piece
 from data_prep.sources.parquet import ArrowTexts
 from torchtitan_ext.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder, IterableDataset
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 """Educational web text, https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu."""
@@ -27,28 +32,37 @@ class HubSource:
     """
 
     def __init__(self, repository: str, config: str, revision: str | None, column: str) -> None:
-        # Importing it takes a second, which local sources need not pay.
-        import datasets
-
-        self._repository, self._config, self._column = repository, config, column
-        try:
-            builder = datasets.load_dataset_builder(repository, config, revision=revision, columns=[column])
-            self._stream = builder.as_streaming_dataset(split=SPLIT)
-            features = self._stream.features or {}
-            if column not in features:
-                names = datasets.load_dataset_builder(repository, config, revision=revision)
-                known = names.as_streaming_dataset(split=SPLIT).features or {}
-                raise UserError(
-                    f"{repository} has no column {column!r}; {nearest(column, known)} Give it with --text-column"
-                )
-        except OSError as error:
-            raise UserError(
-                f"cannot reach {repository} on the Hugging Face Hub ({_one_line(error)}); check the network and the name, "
-                "or give local files or 'builtin' as the source"
-            ) from error
-        except ValueError as error:
-            raise UserError(f"{repository}, --config {config}: {_one_line(error)}") from error
+        self._repository, self._config, self._revision, self._column = repository, config, revision, column
+        builder = self._builder(columns=[column])
+        self._stream = self._open(builder)
+        if column not in (self._stream.features or {}):
+            known = self._open(self._builder()).features or {}
+            hint = nearest(column, known)
+            raise UserError(f"{repository} has no column {column!r}; {hint} Give it with --text-column")
         self._files = [str(name) for name in builder.config.data_files[SPLIT]]
+
+    def _builder(self, **options: list[str]) -> "DatasetBuilder":
+        # Importing it takes a second, which local sources need not pay.
+        from datasets import load_dataset_builder
+
+        try:
+            return load_dataset_builder(self._repository, self._config, revision=self._revision, **options)
+        except ValueError as error:
+            raise UserError(f"{self._repository}, --config {self._config}: {_one_line(error)}") from error
+        except Exception as error:  # Connections fail in the classes of several libraries.
+            raise self._unreachable(error) from error
+
+    def _open(self, builder: "DatasetBuilder") -> "IterableDataset":
+        try:
+            return builder.as_streaming_dataset(split=SPLIT)
+        except Exception as error:  # As above.
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> UserError:
+        return UserError(
+            f"cannot open {self._repository} on the Hugging Face Hub ({_one_line(error)}); check the network and "
+            "--revision, or give local files or 'builtin' as the source"
+        )
 
     @property
     def parts(self) -> int:
@@ -76,19 +90,21 @@ class HubSource:
         }
 
     def pieces(self, part: int) -> Iterator[tuple[Piece, float]]:
-        """Read one file. How long a file is shows only at its end, so its work is counted there."""
-        stream = self._stream.shard(num_shards=self.parts, index=part).with_format("arrow")
+        """Read one file. Work is counted in files, taken to be of like size."""
+        name = self._files[part]
         row = 0
         try:
+            with fsspec.open(name, "rb") as file:
+                rows = pq.read_metadata(file).num_rows
+            stream = self._stream.shard(num_shards=self.parts, index=part).with_format("arrow")
             for table in stream.iter(batch_size=ROWS_PER_PIECE):
-                yield ArrowTexts(f"{self._files[part]}, rows {row} to {row + len(table)}", table[self._column]), 0.0
+                yield ArrowTexts(f"{name}, rows {row} to {row + len(table)}", table[self._column]), len(table) / rows
                 row += len(table)
-        except (OSError, pa.ArrowException) as error:
+        except Exception as error:  # As above.
             raise UserError(
-                f"reading {self._files[part]} failed after {row} rows ({_one_line(error)}); "
+                f"reading {name} failed after {row} rows ({_one_line(error)}); "
                 "run the same command again to continue where it stopped"
             ) from error
-        yield Texts(f"{self._files[part]}, end", []), 1.0
 
 
 def _one_line(error: Exception) -> str:

@@ -38,7 +38,9 @@ class JsonLines:
             message = f"{self.path}, line {number}: not JSON ({error}); the file needs one object on each line"
             raise UserError(message) from error
         if not isinstance(record, dict):
-            raise UserError(f"{self.path}, line {number}: holds no object; each line needs the form {{{self.key!r}: ...}}")
+            raise UserError(
+                f"{self.path}, line {number}: not an object; each line needs the form {{{self.key!r}: ...}}"
+            )
         if self.key not in record:
             hint = nearest(self.key, record)
             raise UserError(f"{self.path}, line {number}: no key {self.key!r}; {hint} Give it with --text-column")

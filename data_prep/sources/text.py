@@ -31,8 +31,9 @@ class RawTexts:
         try:
             return [document.decode() for document in self.documents]
         except UnicodeDecodeError as error:
-            message = f"{self.where}: not UTF-8 text ({error.reason}); convert the file to UTF-8, for example with iconv"
-            raise UserError(message) from error
+            raise UserError(
+                f"{self.where}: not UTF-8 ({error.reason}); convert the file, for example with iconv"
+            ) from error
 
 
 def check(path: Path, separator: str | None) -> None:

@@ -1,5 +1,6 @@
 """What a variant is: a small declaration from which a model is built and its cost is counted."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -46,20 +47,22 @@ class Variant:
         """Training FLOPs per token (forward and backward) beyond those of the standard model."""
         return 0
 
-    def with_options(self, options: dict[str, Any], where: str) -> "Variant":
+    def with_options(self, options: Mapping[str, Any], where: Callable[[str], str]) -> "Variant":
         """This variant with some options replaced, as a run file's ``depth`` section asks.
 
-        Raises ``UserError``, naming ``where``, for an option the family does not have or a value of the wrong type.
+        ``where`` says where the key ``depth.NAME`` was given. Raises ``UserError`` for an option the family does not have or
+        a value of the wrong type.
         """
         known = {field.name for field in fields(self)} - {"summary", "source"}
         for name, value in options.items():
+            place = where(f"depth.{name}")
             if name not in known:
                 hint = nearest(name, known) if known else "the variant has no options"
-                raise UserError(f"{where}: depth.{name} is not an option of the variant; {hint}")
+                raise UserError(f"{place}: depth.{name} is not an option of the variant; {hint}")
             current = getattr(self, name)
             numbers = isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool)
             if current is not None and type(value) is not type(current) and not numbers:
                 raise UserError(
-                    f"{where}: depth.{name} is {value!r}; it must be a {type(current).__name__} like {current!r}"
+                    f"{place}: depth.{name} is {value!r}; it must be a {type(current).__name__} like {current!r}"
                 )
         return replace(self, **options)

@@ -92,6 +92,7 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
         checkpoint=Checkpoints.Config(
             enable=True,
             interval=run.checkpoint.every or NEVER,
+            initial_load_model_only=False,
             last_save_model_only=False,
             keep_latest_k=0,
             keep_last=run.checkpoint.keep_last,
@@ -100,6 +101,7 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
         metrics=RunMetrics.Config(
             log_freq=run.logging.every,
             enable_tensorboard=run.logging.tensorboard,
+            disable_color_printing=True,
             steps=resolved.steps,
         ),
         heldout_every=run.heldout.every,

@@ -22,6 +22,7 @@ from data_prep.dataset import TokenDataset
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.start import start_run
 
+from .checkpoints import saved_steps
 from .heldout import HeldOut
 from .loader import Batch, WindowLoader
 from .metrics import Progress, RunMetrics
@@ -45,7 +46,6 @@ class DepthTrainer(Trainer):
         self.folder = RunFolder(config.dump_folder)
         self.train_seconds = 0.0
         self.step_began: float | None = None
-        self.saved_step = -1
         self.stop_requested = False
         super().__init__(config)
         # Its own group on the CPU, so that asking every step whether to stop never waits for the device.
@@ -74,7 +74,7 @@ class DepthTrainer(Trainer):
         handlers = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             super().train()
-            if self.step > self.saved_step:
+            if self.step not in saved_steps(self.checkpointer.folder):
                 self.checkpointer.save(self.step, last_step=True)
             self._report("stopped" if self.step < self.config.training.steps else "finished")
         except Exception as error:
@@ -86,7 +86,6 @@ class DepthTrainer(Trainer):
 
     def batch_generator(self, data_iterable: Iterable[Batch]) -> Iterator[Batch]:
         # torchtitan asks for the batches once, after loading the checkpoint: here the step to go on from is known.
-        self.saved_step = self.step
         self.metrics_processor.attach(self.progress)
         self._report("running")
         return super().batch_generator(data_iterable)

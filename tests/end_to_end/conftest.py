@@ -1,0 +1,107 @@
+"""Real training processes on a real data set: the debug size on text that Python ships."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from torchtitan_ext.run_folder import RunFolder
+
+TIMEOUT = 240
+"""Seconds after which a launch counts as hung."""
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "builtin"
+    command = [sys.executable, "-m", "torchtitan_ext.cli", "prep", "builtin", "--tokenizer", "bpe:512"]
+    subprocess.run([*command, "--heldout-fraction", "0.05", "--out", str(out)], check=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def run_file(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 steps of 8 short windows, in two passes per step on two ranks: seconds, once the processes have started."""
+    path = tmp_path_factory.mktemp("files") / "debug.yaml"
+    run = {
+        "model": {"size": "debug"},
+        "data": {"path": str(dataset), "seq_len": 64},
+        "training": {"steps": 60, "batch_tokens": 512, "micro_batch": 2},
+        "optimizer": {"lr": 3e-3},
+        "checkpoint": {"every": 20},
+        "heldout": {"every": 20, "tokens": 4096},
+        "logging": {"every": 1},
+    }
+    path.write_text(yaml.safe_dump(run))
+    return path
+
+
+class Launch:
+    """Training processes under torchrun."""
+
+    def __init__(self, run_file: Path, folder: Path, *overrides: str, ranks: int) -> None:
+        self.folder = RunFolder(folder)
+        self.log = folder.parent / f"{folder.name}.log"
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+            *("-m", "torchtitan_ext.train", "--config-file", str(run_file), "--folder", str(folder), *overrides),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.started_at = time.time()
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def finish(self) -> "Launch":
+        """Wait for the end of a launch that must succeed."""
+        assert self.wait() == 0, self.output[-4000:]
+        return self
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(TIMEOUT)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def signal_at(self, step: int, number: signal.Signals) -> int:
+        """Send ``number`` to the whole process group once this launch has logged ``step``; returns the exit status."""
+        deadline = time.monotonic() + TIMEOUT
+        while self._step() < step:
+            assert self.process.poll() is None, f"ended before step {step}:\n{self.output[-4000:]}"
+            assert time.monotonic() < deadline, f"hung before step {step}:\n{self.output[-4000:]}"
+            time.sleep(0.01)
+        os.killpg(self.process.pid, number)
+        return self.wait()
+
+    def _step(self) -> int:
+        status = self.folder.status()
+        return status["step"] if status and status["time"] >= self.started_at else 0
+
+
+@pytest.fixture(scope="session")
+def launch(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Launch]:
+    """``launch(name, *overrides, ranks=2)`` starts the debug run in the folder of that name."""
+    base = tmp_path_factory.mktemp("runs")
+
+    def start(name: str, *overrides: str, ranks: int = 2) -> Launch:
+        return Launch(run_file, base / name, *overrides, ranks=ranks)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def unbroken(launch: Callable[..., Launch]) -> RunFolder:
+    """The debug run on two ranks from its first step to its last."""
+    return launch("unbroken").finish().folder

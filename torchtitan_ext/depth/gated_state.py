@@ -1,0 +1,232 @@
+"""A gated state that passes from layer to layer beside the residual stream.
+
+Shape suffixes: B = batch, T = tokens, D = model width, N = query heads, K = key/value heads, H = head width.
+
+Every token carries a state M [B, T, D], zero before the first layer. A layer reads it at its attention and renews
+it, GRU-style, from the input of its feed-forward::
+
+    K' = K + W_km M            V' = V + W_vm M                          (before rotary positions; Q stays as it is)
+    x ← x + A(Q, K', V')       h = n2(x)
+    g = σ(W_g h + b_g)         c = tanh(W_m h + b_m)                    M ← g ⊙ M + (1 − g) ⊙ c
+    x ← x + F(h)
+
+Source: "Adding a 4th Signal to Transformer Attention" (G. Seckin 2025: a nanoGPT fork and its report; sections 2 and
+3 give these formulas, the fused W_kvm without and W_gm with bias). It reports, at 1.2M parameters on character-level
+Shakespeare: perplexity −4.2% over 8 seeds against a model of the same size (paired t = −9.04); validation loss 1.688
+for this, 1.732 for the standard model, 1.770 for the detached control (3 seeds); 9–19% more time per step; and 1.3%
+worse than the standard model given the same time.
+
+Where the source is silent, or was changed:
+
+- W_kvm starts at zero (choice: every variant here starts as the standard model where its form allows it); W_g and
+  W_m as any other matrix, b_g and b_m at zero (choice: nanoGPT's default).
+- K and V are biased before rotary positions (choice: the source's nanoGPT has learned positions).
+- The first layer has no W_kvm and the last no W_gm (choice). The source has both, but M_0 = 0 leaves nothing to
+  project and nobody reads the last M: weights that never move, and time.
+- The source names four attempts and describes two. ``query`` and ``output`` stand for the other two (choice).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchtitan.models.common import Linear
+
+from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.recipe import INIT_STD
+from torchtitan_ext.sizes import Shape
+
+from . import initial
+from .attention_stages import attend, project
+from .decoder import DepthLayer
+from .state import Link, Stream
+from .variant import Variant
+
+GatedPair = tuple[torch.Tensor, torch.Tensor]
+"""The residual stream x and the state M, both [B, T, D]."""
+
+INJECTIONS = ("key_value", "query", "output", "multiply")
+"""How M enters attention: added to keys and values, to queries or to the output; or multiplied with the output."""
+
+
+class GatedStateLink(Link):
+    """One layer's use and renewal of M. ``projection`` is W_kvm or its like, ``gate`` W_gm; None if it has none."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Link.Config):
+        inject: str
+        detach: bool
+        around_one: bool
+        projection: Linear.Config | None
+        gate: Linear.Config | None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.inject, self.detach, self.around_one = config.inject, config.detach, config.around_one
+        self.projection = config.projection.build() if config.projection is not None else None
+        self.gate = config.gate.build() if config.gate is not None else None
+        if self.detach and self.gate is not None:
+            # Nothing but the detached reads would bring them a gradient. Frozen, they cost no backward pass, and the
+            # optimizer holds no state that a run without a gradient would leave out of its checkpoint.
+            self.gate.requires_grad_(False)
+
+    def inputs(
+        self, m_BTD: torch.Tensor, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values with what M adds to them."""
+        if self.projection is None or self.inject not in ("key_value", "query"):
+            return q_BTNH, k_BTKH, v_BTKH
+        added = self.projection(m_BTD)
+        if self.inject == "query":
+            return q_BTNH + added.unflatten(-1, q_BTNH.shape[2:]), k_BTKH, v_BTKH
+        k_added, v_added = added.chunk(2, dim=-1)
+        heads = k_BTKH.shape[2:]
+        return q_BTNH, k_BTKH + k_added.unflatten(-1, heads), v_BTKH + v_added.unflatten(-1, heads)
+
+    def outputs(self, m_BTD: torch.Tensor, y_BTD: torch.Tensor) -> torch.Tensor:
+        """The attention output with what M does to it."""
+        if self.inject == "multiply":
+            return y_BTD + y_BTD * m_BTD if self.around_one else y_BTD * m_BTD
+        if self.inject == "output" and self.projection is not None:
+            return y_BTD + self.projection(m_BTD)
+        return y_BTD
+
+    def renew(self, m_BTD: torch.Tensor, h_BTD: torch.Tensor) -> torch.Tensor:
+        """M after this layer, from the feed-forward's normalised input h."""
+        if self.gate is None:
+            return m_BTD
+        g_BTD, c_BTD = self.gate(h_BTD.detach() if self.detach else h_BTD).chunk(2, dim=-1)
+        g_BTD, c_BTD = torch.sigmoid(g_BTD), torch.tanh(c_BTD)
+        return g_BTD * m_BTD + (1 - g_BTD) * c_BTD
+
+
+class GatedStateStream(Stream):
+    """M_0 = 0; the final norm reads the residual stream."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Stream.Config):
+        pass
+
+    def start(self, x_BTD: torch.Tensor) -> GatedPair:
+        return x_BTD, torch.zeros_like(x_BTD)
+
+    def finish(self, state: GatedPair) -> torch.Tensor:
+        return state[0]
+
+
+class GatedStateLayer(DepthLayer):
+    """A layer over (x, M). h is computed once, for the feed-forward and for M."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(DepthLayer.Config):
+        pass
+
+    link: GatedStateLink
+
+    def forward(self, state: GatedPair, attention_masks: Any, positions: torch.Tensor | None = None) -> GatedPair:
+        x_BTD, m_BTD = state
+        q_BTNH, k_BTKH, v_BTKH = self.link.inputs(m_BTD, *project(self.attention, self.attention_norm(x_BTD)))
+        y_BTD = attend(self.attention, q_BTNH, k_BTKH, v_BTKH, attention_masks, positions)
+        x_BTD = x_BTD + self.link.outputs(m_BTD, y_BTD)
+        h_BTD = self.ffn_norm(x_BTD)
+        m_BTD = self.link.renew(m_BTD, h_BTD)
+        return x_BTD + self.feed_forward(h_BTD), m_BTD
+
+
+@dataclass(frozen=True)
+class GatedState(Variant):
+    """A per-token state M under a GRU-style gate, read by attention.
+
+    Options:
+        inject: ``key_value`` (W_kvm: D → 2·K·H), ``query`` (Q' = Q + W_qm M, D → N·H), ``output`` (y + W_om M after
+            the output projection, D → D; choice), all zero at the start, so that the model starts as the standard
+            one, to the bit; or ``multiply`` (y ⊙ M after the output projection; choice), which has no weights.
+        detach: no gradient from a layer's reading of M to the layers that made it: the source's control. The forward
+            pass is the same. Nothing but those reads leads to W_gm, so W_gm keeps its initial values, as it does in
+            the source.
+        around_one: y ⊙ (1 + M) in place of y ⊙ M, for ``multiply`` alone.
+
+    ``multiply`` is the failure that the source documents. M_0 = 0, so the first layer's attention adds nothing and
+    learns nothing for the whole of training: its gradient is zero. In the layers after it M is small (|M| ≤ (1 −
+    g)|c| + g|M|, about 0.1 at width 128), so attention is nearly silenced at the start and the gradient that would
+    wake it is scaled by M as well. The fix by design is ``around_one``: with it M = 0 leaves attention as it is, and
+    M's sign and size say how to change it.
+    """
+
+    summary: str = "a per-token state M under a GRU-style gate, added to keys and values"
+    source: str = "Seckin 2025, Adding a 4th Signal to Transformer Attention (nanoGPT fork)"
+    inject: str = "key_value"
+    detach: bool = False
+    around_one: bool = False
+
+    def check(self, shape: Shape) -> None:
+        if self.inject not in INJECTIONS:
+            raise UserError(f"depth.inject {self.inject!r} is unknown; {nearest(self.inject, INJECTIONS)}")
+        if self.around_one and self.inject != "multiply":
+            raise UserError(
+                f"depth.around_one changes what depth.inject: multiply does, but depth.inject is {self.inject}; "
+                "leave out depth.around_one or set depth.inject: multiply"
+            )
+        if shape.layers < 2:
+            raise UserError("a gated state passes from one layer to the next; model.layers is 1, make it 2 or more")
+
+    def _widths(self, shape: Shape) -> int:
+        """Outputs of the projection of M."""
+        heads = {"key_value": 2 * shape.kv_heads, "query": shape.heads, "output": shape.heads, "multiply": 0}
+        return heads[self.inject] * shape.head_dim
+
+    def link(self, shape: Shape, layer: int) -> Link.Config:
+        projection = gate = None
+        if self._widths(shape) and layer > 0:
+            projection = Linear.Config(
+                in_features=shape.width, out_features=self._widths(shape), param_init={"weight": initial.zeros}
+            )
+        if layer < shape.layers - 1:
+            gate = Linear.Config(
+                in_features=shape.width,
+                out_features=2 * shape.width,
+                bias=True,
+                param_init={"weight": initial.normal(INIT_STD), "bias": initial.zeros},
+            )
+        return GatedStateLink.Config(
+            inject=self.inject, detach=self.detach, around_one=self.around_one, projection=projection, gate=gate
+        )
+
+    def stream(self, shape: Shape) -> Stream.Config:
+        return GatedStateStream.Config()
+
+    def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
+        return GatedStateLayer.Config(**parts, link=self.link(shape, layer))
+
+    def parameters(self, shape: Shape) -> int:
+        projection = shape.width * self._widths(shape)
+        gate = 2 * shape.width * (shape.width + 1)
+        return (shape.layers - 1) * (projection + gate)
+
+    def flops_per_token(self, shape: Shape, seq_len: int) -> int:
+        """Matrices: 2·in·out forward, and as much again for each gradient that is needed. Elementwise operations, σ and
+        tanh among them: one per element forward and two backward."""
+        width, out = shape.width, self._widths(shape)
+        read_matrix, read_rest = 2 * width * out, out
+        gate_matrix, gate_rest = 4 * width * width, 8 * width
+        # In every layer, with nothing to project.
+        multiplied = (3 * shape.layers * width * (1 + self.around_one)) if self.inject == "multiply" else 0
+        if self.detach:
+            # A projection without the gradient of its input, a gate without a backward pass.
+            per_layer = 2 * read_matrix + 3 * read_rest + gate_matrix + gate_rest
+        else:
+            per_layer = 3 * (read_matrix + read_rest + gate_matrix + gate_rest)
+        return (shape.layers - 1) * per_layer + multiplied
+
+
+NAMED: dict[str, Variant] = {
+    "m_gate_kv": GatedState(),
+    "m_gate_kv_detached": GatedState(
+        summary="m_gate_kv without gradient across layers: the same forward pass, the source's control", detach=True
+    ),
+    "m_gate_multiply": GatedState(
+        summary="attention output times the gated state M: the documented failure", inject="multiply"
+    ),
+    "m_gate_query": GatedState(summary="the gated state M added to queries", inject="query"),
+    "m_gate_output": GatedState(summary="the gated state M added to the attention output", inject="output"),
+}

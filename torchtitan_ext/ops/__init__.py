@@ -1,0 +1,1 @@
+"""Arithmetic on tensors that the depth variants are made of."""
