@@ -7,7 +7,6 @@ import pytest
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.recipe import (
     EMBEDDING_STD,
-    INIT_CUTOFF_STDS,
     INIT_STD,
     Recipe,
     compute_optimal_tokens,
@@ -179,7 +178,7 @@ def test_compute_optimal_tokens() -> None:
 def test_initial_standard_deviations() -> None:
     # 0.02 / sqrt(2 x 8) = 0.005; 0.02 / sqrt(2 x 50) = 0.002.
     assert (residual_std(8), residual_std(50)) == pytest.approx((0.005, 0.002), rel=1e-12)
-    assert (INIT_STD, EMBEDDING_STD, INIT_CUTOFF_STDS) == (0.02, 0.02, 3.0)
+    assert (INIT_STD, EMBEDDING_STD) == (0.02, 0.02)
 
 
 @pytest.mark.parametrize(

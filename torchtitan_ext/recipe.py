@@ -28,7 +28,6 @@ TOKENS_PER_PARAMETER = 20.0
 # (``models/qwen3/__init__.py``), both tied, use 0.02 as well.
 INIT_STD = 0.02
 EMBEDDING_STD = 0.02
-INIT_CUTOFF_STDS = 3.0
 
 _LAW_PARAMETERS = 108_000_000
 _LAW_BATCH_TOKENS = 2048 * 160

@@ -9,7 +9,7 @@ from data_prep.dataset import TokenDataset
 from torchtitan_ext.depth.registry import VARIANTS, variant_of
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
-from torchtitan_ext.recipe import recipe_for
+from torchtitan_ext.recipe import compute_optimal_tokens, recipe_for
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.sizes import SIZES, Shape, padded_vocab, shape_of
 
@@ -112,7 +112,8 @@ def resolve(run: Run, ranks: int) -> ResolvedRun:
 
     budget = run.training.tokens
     if run.training.tokens_per_parameter is not None:
-        budget = round(run.training.tokens_per_parameter * (shape.parameters() + variant.parameters(shape)))
+        # Of the standard model's parameters, so that every variant sees the same data.
+        budget = compute_optimal_tokens(shape, run.training.tokens_per_parameter)
     recipe = recipe_for(
         shape,
         seq_len=run.data.seq_len,

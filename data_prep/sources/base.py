@@ -1,8 +1,8 @@
 """What a source of documents is, and how its documents are grouped into blocks of work.
 
 A source has *parts* (files), a part has *pieces* (about ``PIECE_BYTES`` of text, whole documents), and both are
-numbered the same way every time. A *block* is a run of consecutive pieces. Where blocks begin and end depends on the
-source alone, never on how many processes work on them or on where an earlier run stopped.
+numbered the same way every time. A *block* is a run of consecutive pieces, of at least ``BLOCK_BYTES``. Where blocks
+begin and end depends on the source alone, never on how many processes work on them or on where an earlier run stopped.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 PIECE_BYTES = 1 << 20
+BLOCK_BYTES = PIECE_BYTES // 2
 
 
 class Piece(Protocol):
@@ -80,7 +81,7 @@ def blocks(source: Source, start: Cursor = START) -> Iterator[Block]:
             group.append(piece)
             size += piece.size
             work += piece_work
-            if size >= PIECE_BYTES:
+            if size >= BLOCK_BYTES:
                 yield Block(tuple(group), work, Cursor(part, number + 1))
                 group, size, work = [], 0, 0.0
     if group:

@@ -22,21 +22,24 @@ class LocalSource:
         column: the Parquet column or JSON key that holds the text.
         separator: what separates the documents of a text file; ``None`` takes each file as one document.
 
+    Attributes:
+        files: the paths, in order.
+
     Raises:
         UserError: nothing matches, a file is named twice, is of no known kind, or has no such column.
     """
 
     def __init__(self, patterns: Sequence[str], column: str, separator: str | None) -> None:
-        self._files = list(_expand(patterns))
+        self.files = list(_expand(patterns))
         self._column = column
         self._separator = separator
-        for path in self._files:
+        for path in self.files:
             self._check(path)
-        self._sizes = [path.stat().st_size for path in self._files]
+        self._sizes = [path.stat().st_size for path in self.files]
 
     @property
     def parts(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     @property
     def work(self) -> float:
@@ -47,10 +50,10 @@ class LocalSource:
         return max(1, sum(self._sizes) // PIECE_BYTES)
 
     def describe(self) -> dict[str, str | int | None]:
-        listing = "".join(f"{path.name}\0{size}\n" for path, size in zip(self._files, self._sizes, strict=True))
+        listing = "".join(f"{path.name}\0{size}\n" for path, size in zip(self.files, self._sizes, strict=True))
         return {
             "kind": "files",
-            "files": len(self._files),
+            "files": len(self.files),
             "bytes": sum(self._sizes),
             "listing_sha256": hashlib.sha256(listing.encode()).hexdigest(),
             "text_column": self._column,
@@ -58,7 +61,7 @@ class LocalSource:
         }
 
     def pieces(self, part: int) -> Iterator[tuple[Piece, float]]:
-        path = self._files[part]
+        path = self.files[part]
         if path.suffix in PARQUET:
             return parquet.pieces(path, self._column)
         if path.suffix in JSON_LINES:

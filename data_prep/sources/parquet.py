@@ -55,7 +55,7 @@ def pieces(path: Path, column: str) -> Iterator[tuple[ArrowTexts, float]]:
                 texts = ArrowTexts(f"{path}, rows {row} to {row + batch.num_rows}", batch.column(0))
                 row += batch.num_rows
                 yield texts, batch.num_rows * work_per_row
-    except pa.ArrowException as error:
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({_one_line(error)}); download it again or leave it out") from error
 
 

@@ -86,10 +86,10 @@ def prep() -> Command:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory, prep: Command, documents: list[str], tokenizer_path: Path) -> Path:
-    """A finished data set folder of ``documents``, for reading only: about 150,000 tokens in shards of 40,000 and more."""
+    """A finished data set folder of ``documents`` over and over, for reading only: a shard for each MiB of text."""
     folder = tmp_path_factory.mktemp("small")
     source = folder / "text.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents * 9))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents * 6))
     options = ["--heldout-fraction", "0.2", "--shard-tokens", "40000"]
     prep.here(source, "--tokenizer", tokenizer_path, "--out", folder / "data", *options)
     return folder / "data"

@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_tokens_are_those_of_the_library(prep, documents: list[str], tokenizer_p
     tokenizer.encode_special_tokens = True
     for name in ("train", "heldout"):
         expected = [[*tokenizer.encode(text).ids, dataset.eot_id] for text in documents_of(dataset, name)]
-        assert tokens_of(dataset, name).tolist() == sum(expected, [])
+        assert tokens_of(dataset, name).tolist() == list(chain.from_iterable(expected))
 
 
 def test_the_cut_does_not_depend_on_order_company_or_file_format(
@@ -146,9 +147,9 @@ def test_an_empty_split_is_an_error_and_leaves_nothing_behind(
     assert not (tmp_path / "data").exists()
 
 
-def test_leaves_foreign_folders_alone(prep, small: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_leaves_foreign_folders_alone(prep, small: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    options = ["builtin", "--tokenizer", tokenizer_path, "--heldout-fraction", "0.2", "--out"]
+    options = [tmp_path / "notes.txt", "--tokenizer", "characters", "--out"]
     with pytest.raises(UserError, match="not empty"):
         prep.here(*options, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -158,7 +159,15 @@ def test_leaves_foreign_folders_alone(prep, small: Path, tokenizer_path: Path, t
 
 
 def test_a_tokenizer_that_cannot_be_made_leaves_nothing_behind(prep, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
     with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer\.json"):
-        prep.here("builtin", "--tokenizer", tmp_path / "tokenizer.json", "--out", tmp_path / "data")
+        prep.here(
+            tmp_path / "tokenizer.json",
+            "--text-column",
+            "version",
+            "--tokenizer",
+            tmp_path / "tokenizer.json",
+            "--out",
+            tmp_path / "data",
+        )
     assert not (tmp_path / "data").exists()

@@ -43,7 +43,7 @@ def test_order_is_as_uniform_as_chance() -> None:
     for seed in range(seeds):
         table[np.arange(count), epoch(WindowOrder(count, seed), 0)] += 1
     statistic = ((table - seeds / count) ** 2 / (seeds / count)).sum()
-    # Rows and columns have fixed sums, which scales the statistic of a random permutation matrix by count / (count - 1).
+    # The sums of rows and columns are fixed, which scales the statistic of permutations by count / (count - 1).
     freedom = (count - 1) ** 2
     standard_deviation = np.sqrt(2 * freedom)
     assert abs(statistic * (count - 1) / count - freedom) < 5 * standard_deviation
@@ -78,11 +78,11 @@ def test_a_batch_is_its_windows(small: Path) -> None:
 
 def test_too_short_a_split_is_an_error(small: Path) -> None:
     split = TokenDataset.open(small).split("heldout")
-    with pytest.raises(UserError, match="heldout split has .* 0 windows"):
+    with pytest.raises(UserError, match=r"heldout split has .* 0 windows"):
         Windows(split, split.n_tokens)
     length = split.n_tokens // 4
     assert Windows(split, length, batch=3).n_windows == 3
-    with pytest.raises(UserError, match="3 windows .* a batch needs 4"):
+    with pytest.raises(UserError, match=r"3 windows .* a batch needs 4"):
         Windows(split, length, batch=4)
 
 

@@ -1,5 +1,6 @@
 """Real training processes on a real data set: the debug size on text that Python ships."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,14 +16,6 @@ from torchtitan_ext.run_folder import RunFolder
 
 TIMEOUT = 240
 """Seconds after which a launch counts as hung."""
-
-
-@pytest.fixture(scope="session")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("data") / "builtin"
-    command = [sys.executable, "-m", "torchtitan_ext.cli", "prep", "builtin", "--tokenizer", "bpe:512"]
-    subprocess.run([*command, "--heldout-fraction", "0.05", "--out", str(out)], check=True)
-    return out
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +81,27 @@ class Launch:
     def _step(self) -> int:
         status = self.folder.status()
         return status["step"] if status and status["time"] >= self.started_at else 0
+
+
+@pytest.fixture(scope="session")
+def train_many(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, RunFolder]]:
+    """``train_many({name: overrides}, ranks=2)`` trains all these runs in one launch and returns their folders."""
+
+    def train(runs: dict[str, list[str]], ranks: int = 2) -> dict[str, RunFolder]:
+        base = tmp_path_factory.mktemp("many")
+        folders = {name: base / name for name in runs}
+        (base / "runs.json").write_text(json.dumps({str(folders[name]): runs[name] for name in runs}))
+        worker = Path(__file__).with_name("many_runs.py")
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+            *(str(worker), str(run_file), str(base / "runs.json")),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=len(runs) * TIMEOUT)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return {name: RunFolder(folder) for name, folder in folders.items()}
+
+    return train
 
 
 @pytest.fixture(scope="session")

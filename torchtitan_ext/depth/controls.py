@@ -22,8 +22,11 @@ from .decoder import DepthLayer
 from .state import Link, Site, Stream
 from .variant import Variant
 
-Pair = tuple[torch.Tensor, torch.Tensor | None]
-"""The residual stream x [B, T, D], and what is carried beside it (None where nothing is)."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""The residual stream x and an earlier activation that is carried beside it, both [B, T, D]."""
+
+ValuePair = tuple[torch.Tensor, torch.Tensor | None]
+"""The residual stream x [B, T, D], and the first layer's values [B, T, K, H] once there are any."""
 
 
 class PairLink(Link):
@@ -41,14 +44,15 @@ class PairLink(Link):
 
 
 class PairStream(Stream):
-    """Nothing is carried at the start; the final norm reads the residual stream."""
+    """The embedding is carried at the start; the final norm reads the residual stream."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Stream.Config):
         pass
 
     def start(self, x_BTD: torch.Tensor) -> Pair:
-        return x_BTD, None
+        # A view: were both one tensor object, the first layer would be compiled for that, apart from all others.
+        return x_BTD, x_BTD.view_as(x_BTD)
 
     def finish(self, state: Pair) -> torch.Tensor:
         return state[0]
@@ -73,19 +77,7 @@ class ScaledLink(PairLink):
         x_BTD, embedding_BTD = state
         if site is Site.FEED_FORWARD:
             return x_BTD
-        assert embedding_BTD is not None
         return self.residual_scale * x_BTD + self.embedding_scale * embedding_BTD
-
-
-class EmbeddingStream(PairStream):
-    """The embedding is carried beside the residual stream."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(PairStream.Config):
-        pass
-
-    def start(self, x_BTD: torch.Tensor) -> Pair:
-        return x_BTD, x_BTD
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ class ResidualScalars(Variant):
         return ScaledLink.Config(param_init={name: initial.constant(value) for name, value in starts.items()})
 
     def stream(self, shape: Shape) -> Stream.Config:
-        return EmbeddingStream.Config()
+        return PairStream.Config()
 
     def parameters(self, shape: Shape) -> int:
         return 2 * shape.layers
@@ -124,11 +116,11 @@ class ResidualScalars(Variant):
 # Value residual
 
 
-class ValueLink(PairLink):
-    """V' = (1 − λ) V + λ V_1, where V_1 are the values that the first layer carried over."""
+class ValueLink(Link):
+    """V' = (1 − λ) V + λ V_1, with V_1 the first layer's values."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PairLink.Config):
+    class Config(Link.Config):
         pass
 
     def __init__(self, config: Config) -> None:
@@ -142,6 +134,20 @@ class ValueLink(PairLink):
         return (1 - self.mix) * v_BTKH + self.mix * first_BTKH, first_BTKH
 
 
+class ValueStream(Stream):
+    """There are no values at the start; the final norm reads the residual stream."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Stream.Config):
+        pass
+
+    def start(self, x_BTD: torch.Tensor) -> ValuePair:
+        return x_BTD, None
+
+    def finish(self, state: ValuePair) -> torch.Tensor:
+        return state[0]
+
+
 class ValueResidualLayer(DepthLayer):
     """A layer over the residual stream and the first layer's values."""
 
@@ -151,7 +157,7 @@ class ValueResidualLayer(DepthLayer):
 
     link: ValueLink
 
-    def forward(self, state: Pair, attention_masks: Any, positions: torch.Tensor | None = None) -> Pair:
+    def forward(self, state: ValuePair, attention_masks: Any, positions: torch.Tensor | None = None) -> ValuePair:
         x_BTD, first_BTKH = state
         q_BTNH, k_BTKH, v_BTKH = project(self.attention, self.attention_norm(x_BTD))
         v_BTKH, first_BTKH = self.link.values(v_BTKH, first_BTKH)
@@ -185,7 +191,7 @@ class ValueResidual(Variant):
         return ValueLink.Config(param_init={"mix": initial.constant(self.start)} if layer > 0 else None)
 
     def stream(self, shape: Shape) -> Stream.Config:
-        return PairStream.Config()
+        return ValueStream.Config()
 
     def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
         return ValueResidualLayer.Config(**parts, link=self.link(shape, layer))

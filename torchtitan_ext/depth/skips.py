@@ -2,9 +2,9 @@
 
 Shape suffixes: B = batch, T = tokens, D = model width.
 
-Two more of the cheap controls (see ``controls``). A layer's output is kept beside the residual stream from the layer
-that makes it to the last that reads it, and layers compile to one graph for each role: before, at and after the
-layer that caches, and where the cache is read.
+Two more of the cheap controls (see ``controls``). A layer's output is carried beside the residual stream to the layers
+that read it. The embedding holds its place until then, and it stays after its last reader, so that layers compile to
+three graphs: for those that make it, those that read it, and all others.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,12 @@ class CacheLink(PairLink):
 
     def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
         x_BTD = x_BTD + y_BTD
-        return x_BTD, x_BTD if site is Site.FEED_FORWARD else None
+        # A view, as in PairStream.
+        return x_BTD, x_BTD.view_as(x_BTD) if site is Site.FEED_FORWARD else state[1]
 
 
 class SkipLink(PairLink):
-    """x ← x + σ(gate) c before the layer, for the cached c; the cache ends here."""
+    """x ← x + σ(gate) c before the layer, for the cached c."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(PairLink.Config):
@@ -48,11 +49,7 @@ class SkipLink(PairLink):
         x_BTD, cached_BTD = state
         if site is Site.FEED_FORWARD:
             return x_BTD
-        assert cached_BTD is not None
         return x_BTD + torch.sigmoid(self.gate) * cached_BTD
-
-    def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
-        return x_BTD + y_BTD, None
 
 
 class ContextLink(PairLink):
@@ -63,11 +60,7 @@ class ContextLink(PairLink):
         pass
 
     def read(self, state: Pair, site: Site) -> torch.Tensor:
-        x_BTD, cached_BTD = state
-        if site is Site.FEED_FORWARD:
-            return x_BTD
-        assert cached_BTD is not None
-        return cached_BTD
+        return state[1] if site is Site.ATTENTION else state[0]
 
     def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
         return state[0] + y_BTD, state[1]
@@ -86,7 +79,6 @@ class ContextStream(PairStream):
 
     def finish(self, state: Pair) -> torch.Tensor:
         x_BTD, cached_BTD = state
-        assert cached_BTD is not None
         return x_BTD - self.backout * cached_BTD
 
 

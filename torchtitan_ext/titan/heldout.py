@@ -67,16 +67,25 @@ class HeldOut:
         self.document_mask = document_mask
         self.rank, self.ranks = rank, ranks
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, context: SpmdContext, device: torch.device) -> HeldOutLoss:
         """Score all chosen windows. Collective: every rank calls it and gets the same sums."""
+        sums = self.score_share(model, context, device)
+        if self.ranks > 1:
+            sums = sums.to(device)
+            torch.distributed.all_reduce(sums)
+        nats, tokens, text_bytes = sums.tolist()
+        return HeldOutLoss(nats, int(tokens), int(text_bytes))
+
+    @torch.no_grad()
+    def score_share(self, model: nn.Module, context: SpmdContext, device: torch.device) -> torch.Tensor:
+        """This rank's share of the sums, [nats, tokens, bytes] in fp64, after as many forward passes as on any rank."""
         was_training, skipped_head = model.training, model._skip_lm_head
         model.eval()
         model._skip_lm_head = False
         sums = torch.zeros(3, dtype=torch.float64)
         stride = self.micro_batch * self.ranks
         for first in range(self.rank * self.micro_batch, _round_up(len(self.chosen), stride), stride):
-            # A rank whose share has run out scores nothing, but must take part in the forward pass with the others.
+            # A rank whose share has run out scores nothing, but takes part in the forward pass with the others.
             share = self.chosen[first : first + self.micro_batch]
             padded = np.resize(share if len(share) else self.chosen[:1], self.micro_batch)
             inputs, labels = to_batch(np.stack([self.windows[i] for i in padded]), self.eot_id, self.document_mask)
@@ -88,13 +97,9 @@ class HeldOut:
             )
             scored = labels[labels != IGNORE_INDEX]
             sums += torch.tensor([nats.double().sum().item(), scored.numel(), self.token_bytes[scored].sum()])
-        if self.ranks > 1:
-            sums = sums.to(device)
-            torch.distributed.all_reduce(sums)
         model.train(was_training)
         model._skip_lm_head = skipped_head
-        nats_sum, tokens, text_bytes = sums.tolist()
-        return HeldOutLoss(nats_sum, int(tokens), int(text_bytes))
+        return sums
 
     def _extras(self, model: nn.Module, inputs: dict[str, torch.Tensor], device: torch.device) -> dict[str, object]:
         if "positions" not in inputs:

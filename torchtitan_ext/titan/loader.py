@@ -27,7 +27,8 @@ def to_batch(windows: np.ndarray, eot_id: int, document_mask: bool) -> Batch:
     if document_mask:
         positions = np.stack([document_positions(window[:-1], eot_id) for window in windows])
         inputs["positions"] = torch.from_numpy(positions)
-    return inputs, tokens[:, 1:].contiguous()
+    # A copy: with one window in the batch, contiguous() would hand out a view that shares memory with the inputs.
+    return inputs, tokens[:, 1:].clone(memory_format=torch.contiguous_format)
 
 
 class WindowLoader(BaseDataLoader):

@@ -1,0 +1,120 @@
+"""How close `depth prep` comes to the bare tokeniser, and whether its memory grows with the corpus.
+
+In one run, on the same files, tokeniser and cores: tokens per second of `tokenizers.encode_batch` alone on text that
+lies in memory, then of the whole `depth prep` command, reading, cutting, writing and start-up included. The two take
+turns, and the best of `--repeats` counts for each. Then the peak resident memory of the command (all its processes
+together) on the corpus and on the corpus repeated `--times` times. Linux only: memory is read from /proc.
+"""
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from data_prep.dataset import TokenDataset
+from data_prep.sources import LocalSource, blocks
+from data_prep.tokenizer import build
+
+BATCH = 1000
+"""Documents in each call of the bare tokeniser."""
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", nargs="+", help="paths, folders or globs of .parquet, .jsonl and .txt files")
+    parser.add_argument("--tokenizer", default="bpe:4096", help="as for `depth prep` (default: bpe:4096)")
+    parser.add_argument("--text-column", default="text", help="as for `depth prep` (default: text)")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="cores (default: all)")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each speed (default: 3)")
+    parser.add_argument("--times", type=int, default=10, help="how often the corpus is repeated (default: 10)")
+    args = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = LocalSource(args.corpus, args.text_column, None).files
+        tokenizer = folder / "tokenizer.json"
+        source = LocalSource([str(path) for path in files], args.text_column, None)
+        build(args.tokenizer, source, heldout_fraction=0.005, workers=args.workers).save(str(tokenizer))
+
+        bare, prep, peak = 0.0, 0.0, 0
+        for number in range(args.repeats):
+            bare = max(bare, bare_speed(source, tokenizer, args.workers))
+            seconds, memory = run_prep(files, tokenizer, args, folder / f"data-{number}")
+            tokens = sum(
+                split.tokens for split in TokenDataset.open(folder / f"data-{number}").manifest.splits.values()
+            )
+            prep, peak = max(prep, tokens / seconds), max(peak, memory)
+            print(f"try {number + 1}: bare {bare:,.0f}, depth prep {prep:,.0f} tokens/s (best so far)", flush=True)
+        print(f"depth prep / encode_batch: {prep / bare:.3f} on {args.workers} cores")
+
+        many = folder / "many"
+        many.mkdir()
+        links = [
+            many / f"{copy}-{index}{path.suffix}" for copy in range(args.times) for index, path in enumerate(files)
+        ]
+        for link, path in zip(links, [*files] * args.times, strict=True):
+            link.symlink_to(path.absolute())
+        _, grown = run_prep(links, tokenizer, args, folder / "data-many")
+        print(f"peak memory: {peak / 2**20:.0f} MiB; corpus {args.times} times: {grown / 2**20:.0f} MiB")
+        print(f"growth: {grown / peak:.3f}")
+
+
+def bare_speed(source: LocalSource, tokenizer: Path, cores: int) -> float:
+    """Tokens per second of `encode_batch` in a process of its own, with as many threads as there are cores."""
+    os.environ |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(cores)}
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_bare_speed, (source, tokenizer))
+
+
+def _bare_speed(source: LocalSource, path: Path) -> float:
+    texts = [text for block in blocks(source) for piece in block.pieces for text in piece.texts()]
+    tokenizer = Tokenizer.from_file(str(path))
+    tokens = 0
+    begin = time.perf_counter()
+    for first in range(0, len(texts), BATCH):
+        encodings = tokenizer.encode_batch(texts[first : first + BATCH], add_special_tokens=False)
+        tokens += sum(map(len, encodings))
+    return tokens / (time.perf_counter() - begin)
+
+
+def run_prep(files: list[Path], tokenizer: Path, args: argparse.Namespace, out: Path) -> tuple[float, int]:
+    """Run the command. Returns its seconds and the peak of the memory that its processes hold together, in bytes."""
+    options = ["--tokenizer", tokenizer, "--text-column", args.text_column, "--workers", args.workers, "--out", out]
+    command = [sys.executable, "-m", "data_prep", *map(str, [*files, *options])]
+    peak = 0
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None:
+        peak = max(peak, session_memory(process.pid))
+        time.sleep(0.05)
+    seconds = time.perf_counter() - begin
+    if process.returncode:
+        raise SystemExit(f"`{' '.join(command)}` failed")
+    return seconds, peak
+
+
+def session_memory(session: int) -> int:
+    """Resident bytes of all processes of a session."""
+    pages = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The fields behind the name, which stands in parentheses and may hold anything; see proc(5).
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # The process has ended.
+        if int(fields[3]) == session:
+            pages += int(fields[21])
+    return pages * PAGE
+
+
+if __name__ == "__main__":
+    main()

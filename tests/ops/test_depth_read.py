@@ -1,0 +1,213 @@
+"""The fused depth read is the depth read: against loops over tokens, against the reference, against finite differences."""
+
+import math
+
+import pytest
+import torch
+
+from torchtitan_ext.ops import depth_read as module
+from torchtitan_ext.ops.depth_read import DepthQuery, depth_read, depth_read_reference, depth_weights
+
+B, D = 2, 12
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> torch.Tensor:
+    values = scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(dtype).requires_grad_()
+
+
+def inputs(
+    n: int, tokens: int, dtype: torch.dtype, *, key_width: int = D, rank: int = 0, plain: bool = False
+) -> tuple[list[torch.Tensor], DepthQuery]:
+    """Sources of very different sizes, and a query with every part that is asked for."""
+    small = torch.float64 if dtype == torch.float64 else torch.float32
+    sources = [draw(B, tokens, D, dtype=dtype, seed=i, scale=10.0 ** (i % 3 - 1)) for i in range(n)]
+    query = DepthQuery(
+        draw(n, key_width, dtype=small, seed=100),
+        scales=None if plain else [1.0 / (1 + i % 3) for i in range(n)],
+        biases=None if plain else [-0.2 * i for i in range(n)],
+        basis_nRK=draw(n, rank, key_width, dtype=small, seed=101) if rank else None,
+        coefficients_BTR=draw(B, tokens, rank, dtype=dtype, seed=102) if rank else None,
+    )
+    return sources, query
+
+
+def leaves(sources: list[torch.Tensor], query: DepthQuery) -> list[torch.Tensor]:
+    return [t for t in (query.w_nK, query.basis_nRK, query.coefficients_BTR, *sources) if t is not None]
+
+
+def as_double(sources: list[torch.Tensor], query: DepthQuery) -> tuple[list[torch.Tensor], DepthQuery]:
+    def double(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.detach().double().requires_grad_()
+
+    w_nK = query.w_nK.detach().double().requires_grad_()
+    exact = DepthQuery(w_nK, query.scales, query.biases, double(query.basis_nRK), double(query.coefficients_BTR))
+    return [source.detach().double().requires_grad_() for source in sources], exact
+
+
+def loops(sources: list[torch.Tensor], query: DepthQuery) -> tuple[torch.Tensor, torch.Tensor]:
+    """The formula, token by token and source by source, in Python floats: the read and its weights [B, T, n]."""
+    n, key_width = query.w_nK.shape
+    h_BTD = torch.zeros_like(sources[0], dtype=torch.float64)
+    alpha_BTn = torch.zeros(*h_BTD.shape[:2], n, dtype=torch.float64)
+    for b in range(h_BTD.shape[0]):
+        for t in range(h_BTD.shape[1]):
+            logits, values = [], []
+            for i in range(n):
+                value = [(query.scales[i] if query.scales else 1.0) * x for x in sources[i][b, t].tolist()]
+                key = value[len(value) - key_width :]
+                w = query.w_nK[i].tolist()
+                if query.basis_nRK is not None:
+                    for c, u in zip(query.coefficients_BTR[b, t].tolist(), query.basis_nRK[i].tolist(), strict=True):
+                        w = [x + c * y for x, y in zip(w, u, strict=True)]
+                rms = math.sqrt(sum(x * x for x in key) / key_width + query.eps)
+                logit = sum(x * y for x, y in zip(w, key, strict=True)) / rms
+                logits.append(logit + (query.biases[i] if query.biases else 0.0))
+                values.append(value)
+            weights = [math.exp(logit - max(logits)) for logit in logits]
+            weights = [weight / sum(weights) for weight in weights]
+            alpha_BTn[b, t] = torch.tensor(weights, dtype=torch.float64)
+            h_BTD[b, t] = sum(w * torch.tensor(v, dtype=torch.float64) for w, v in zip(weights, values, strict=True))
+    return h_BTD, alpha_BTn
+
+
+OPTIONS = {
+    "static": {},
+    "no scales or biases": {"plain": True},
+    "narrow keys": {"key_width": 5},
+    "token-dependent": {"rank": 3},
+    "narrow keys, token-dependent": {"key_width": 5, "rank": 3},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@every_option
+@pytest.mark.parametrize("read", [depth_read, depth_read_reference])
+def test_both_reads_are_the_formula(options, read) -> None:
+    sources, query = inputs(4, 5, torch.float64, **options)
+    expected, weights = loops(sources, query)
+    torch.testing.assert_close(read(sources, query), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(depth_weights(sources, query), weights, rtol=1e-12, atol=1e-12)
+
+
+@every_option
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12])
+def test_output_and_gradients_are_the_reference_s(options, n, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_CPU_CHUNK_ELEMENTS", 7 * D)  # 2 x 19 tokens: five chunks of 7 and one of 3
+    sources, query = inputs(n, 19, torch.float64, **options)
+    weight_BTD = draw(B, 19, D, dtype=torch.float64, seed=200).detach()
+    h, expected = depth_read(sources, query), depth_read_reference(sources, query)
+    torch.testing.assert_close(h, expected, rtol=1e-12, atol=1e-12)
+    gradients = torch.autograd.grad(h, leaves(sources, query), weight_BTD)
+    wanted = torch.autograd.grad(expected, leaves(sources, query), weight_BTD)
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-10, atol=1e-10)
+
+
+@every_option
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)])
+def test_low_precision_is_one_rounding_away_from_exact(options, dtype, precision) -> None:
+    """Against fp64 on the same rounded inputs. All arithmetic is in fp32, so a bf16 result is rounded once, at the end."""
+    sources, query = inputs(9, 33, dtype, **options)
+    exact_sources, exact_query = as_double(sources, query)
+    weight_BTD = draw(B, 33, D, dtype=dtype, seed=200).detach()
+    h, exact = depth_read(sources, query), depth_read_reference(exact_sources, exact_query)
+    assert h.dtype == dtype
+    results = [h, *torch.autograd.grad(h, leaves(sources, query), weight_BTD)]
+    exacts = [exact, *torch.autograd.grad(exact, leaves(exact_sources, exact_query), weight_BTD.double())]
+    for result, reference, leaf in zip(results, exacts, [h, *leaves(sources, query)], strict=True):
+        assert result.dtype == leaf.dtype
+        rounding = precision if result.dtype == dtype else 2.0**-24
+        bound = rounding * reference.abs() + 64 * 2.0**-24 * reference.abs().max()
+        assert ((result.double() - reference).abs() <= bound).all()
+
+
+@every_option
+def test_derivative_is_the_slope(options) -> None:
+    sources, query = inputs(3, 2, torch.float64, **options)
+    given = leaves(sources, query)
+
+    def read(*tensors: torch.Tensor) -> torch.Tensor:
+        rest = iter(tensors)
+        w_nK = next(rest)
+        basis, coefficients = (next(rest), next(rest)) if query.basis_nRK is not None else (None, None)
+        return depth_read(list(rest), DepthQuery(w_nK, query.scales, query.biases, basis, coefficients))
+
+    assert torch.autograd.gradcheck(read, given)
+
+
+def test_weights_sum_to_one_and_shift_with_the_logits() -> None:
+    sources, query = inputs(7, 9, torch.float64)
+    weights = depth_weights(sources, query)
+    assert not weights.requires_grad
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, 9, dtype=torch.float64), rtol=0, atol=1e-14)
+    shifted = DepthQuery(query.w_nK, query.scales, [bias + 3.0 for bias in query.biases])
+    torch.testing.assert_close(depth_weights(sources, shifted), weights, rtol=1e-12, atol=0)
+
+
+def test_equal_sources_are_returned_whatever_the_query() -> None:
+    source = draw(B, 9, D, dtype=torch.float64, seed=0)
+    h = depth_read([source] * 5, DepthQuery(draw(5, D, dtype=torch.float64, seed=1)))
+    torch.testing.assert_close(h, source, rtol=1e-14, atol=1e-14)
+
+
+def test_a_source_used_twice_gets_both_gradients() -> None:
+    sources, query = inputs(2, 9, torch.float64, plain=True)
+    query = DepthQuery(draw(3, D, dtype=torch.float64, seed=5))
+    twice = [sources[0], sources[1], sources[0]]
+    (gradient,) = torch.autograd.grad(depth_read(twice, query).square().sum(), sources[0])
+    (reference,) = torch.autograd.grad(depth_read_reference(twice, query).square().sum(), sources[0])
+    torch.testing.assert_close(gradient, reference, rtol=1e-11, atol=1e-11)
+
+
+def test_strided_sources_and_gradients() -> None:
+    sources, query = inputs(3, 8, torch.float64)
+    turned = [source.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for source in sources]
+    assert not turned[0].is_contiguous()
+    torch.testing.assert_close(depth_read(turned, query), depth_read(sources, query), rtol=0, atol=0)
+    gradients = torch.autograd.grad(depth_read(turned, query).sum(), turned)  # sum: a gradient of stride 0
+    references = torch.autograd.grad(depth_read_reference(sources, query).sum(), sources)
+    for gradient, reference in zip(gradients, references, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_inputs_give_finite_gradients(dtype) -> None:
+    sources, _ = inputs(4, 6, dtype)
+    with torch.no_grad():
+        sources[0].zero_()
+        sources[1].mul_(1e-20)
+        sources[2].mul_(1e4)
+    query = DepthQuery(draw(4, D, dtype=torch.float32, seed=3, scale=1e3))
+    h = depth_read(sources, query)
+    gradients = torch.autograd.grad(h.float().square().mean(), leaves(sources, query))
+    assert all(tensor.isfinite().all() for tensor in (h, *gradients))
+
+
+@every_option
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_backward_keeps_references_and_per_token_scalars_only(options, dtype) -> None:
+    n, tokens = 6, 40
+    sources, query = inputs(n, tokens, dtype, **options)
+    given = {tensor.untyped_storage().data_ptr() for tensor in leaves(sources, query)}
+    extra = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal extra
+        if tensor.untyped_storage().data_ptr() not in given:
+            extra += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        depth_read(sources, query)
+    assert 0 < extra <= (2 * n + 1) * B * tokens * 4  # fp32: logit and inverse RMS of each source, log-sum-exp
+
+
+def test_inside_a_compiled_graph() -> None:
+    sources, query = inputs(3, 4, torch.float64, rank=2)
+    h = torch.compile(depth_read, backend="aot_eager", fullgraph=True)(sources, query)
+    torch.testing.assert_close(h, depth_read(sources, query), rtol=1e-12, atol=1e-12)
+    gradients = torch.autograd.grad(h.sum(), leaves(sources, query))
+    references = torch.autograd.grad(depth_read(sources, query).sum(), leaves(sources, query))
+    for gradient, reference in zip(gradients, references, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-11, atol=1e-11)

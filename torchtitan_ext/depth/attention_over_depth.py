@@ -1,0 +1,240 @@
+"""Attention over depth: softmax over what earlier layers left behind, in place of their running sum.
+
+Shape suffixes: B = batch, T = tokens, D = model width, K = key width, R = rank of the input-dependent query, n = sources.
+
+A *depth read* gives a sublayer its input. With sources v_0 … v_(n-1), each [B, T, D], the embedding first, and a learned query q::
+
+    k_i = RMSNorm(v_i) ⊙ γ        logit_i = ⟨q, k_i⟩ + bias_i        α = softmax_i(logit)        h = Σ_i α_i v_i
+
+One more read, with a query of its own, feeds the final norm. Kimi Team, arXiv 2603.15031, section 3 (full form) and the block form
+of the same section; torchtitan's Kimi K3 (models/kimi_k3/model.py) and Megatron-LM pull request 6840 compute the same sums.
+The arithmetic is ``torchtitan_ext.ops.depth_read``; every option below is a choice of sources, of a vector per source, of a scale
+or of a bias there.
+
+What training needs, and how it is met. The seed report (attnres-results.md, 2026-03-20) has RoPE over depth crash at step 80, the
+sparse read and the value map fail to converge and the full form end 0.5 behind, while the paper finds the full form best. What
+tells these runs from the paper's is not reported; these are the ways in which such reads go wrong, and the choice made here:
+
+* Sources that are states, not differences, each contain all earlier ones: the keys look alike, the weights stay near uniform, and
+  reading an average of L states weighs the embedding L times and the last layer once. arXiv 2605.18855 reports perplexity 33.4
+  against 29.7 for the standard model from the full form at 36 layers. Here ``source`` is "delta" by default.
+* A uniform mean of n sources is n times smaller than their sum. The norm that follows takes the factor out again, forward and
+  backward, so each weight's gradient at the start is that of the standard model, provided that nothing is added between read and
+  norm: where ``granularity`` is "layer" the feed-forward adds the attention's output to the mean, which sets it above the rest.
+* Queries start at zero, so every run starts from the uniform mean, rotary or not. ⟨q, k⟩ sums over K coordinates of size 1
+  without a factor K^(-1/2): a step of Adam moves a logit by up to K times the learning rate. So softmax, norms and logits are in
+  fp32, where a logit of 30 is still exact to 1e-6; in bf16 it would be to 0.1.
+* Depth positions turn the query, not keys or values: a rotation keeps its length, so no logit gets larger than without one.
+* A sparse read that drops the embedding, or counts "every 4th" from the reader so that a block comes and goes with depth, takes
+  from later layers what they had learned to use. Here blocks are numbered from the embedding, which is number 0 and so always
+  kept, and a block once dropped stays dropped.
+* A value map that starts at random sends every path through a random matrix at once. Here it starts at the identity, and as α does
+  not depend on it, it is applied once to the sum.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchtitan_ext.ops.depth_read import EPS, DepthQuery, depth_read
+from torchtitan_ext.recipe import INIT_STD
+from torchtitan_ext.sizes import Shape
+
+from . import initial
+from .depth_plan import DepthPlan, Place, Read
+from .depth_read_options import DepthReadOptions
+from .state import Link, Site, Stream
+
+ROTARY_BASE = 10_000.0
+"""RoPE's base (arXiv 2104.09864, section 3.2.2): wavelengths from 6 outputs to more than any model has (choice)."""
+
+
+class DepthState(NamedTuple):
+    """The depth state; all tensors are [B, T, D].
+
+    Attributes:
+        finished: the embedding, then the sum of the outputs of each finished block.
+        partial: the sum of the outputs of the unfinished block; None when there are none.
+        recent: the most recent outputs, oldest first.
+        inside: between the two sublayers of a layer that reads once, what it read and what attention made of it; else None.
+        running: the embedding plus everything added since, where the read goes beside it; else None.
+    """
+
+    finished: tuple[torch.Tensor, ...]
+    partial: torch.Tensor | None = None
+    recent: tuple[torch.Tensor, ...] = ()
+    inside: tuple[torch.Tensor, torch.Tensor] | None = None
+    running: torch.Tensor | None = None
+
+
+class DepthStream(Stream):
+    """Both ends of the depth state, and everything that the reads of a model learn.
+
+    Attributes (absent where the variant has no use for them):
+        queries: [queries, K], zero at first.
+        gains: γ, [reads, K] or [blocks, K], one at first.
+        query_down, query_up: [reads, R, D] and [reads, R, K]; q + Σ_r (query_down x)_r query_up_r is the query where the current
+            input is x; query_up is zero at first.
+        value_map: [D, D], the identity at first.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Stream.Config):
+        variant: DepthReadOptions
+        shape: Shape
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.variant = config.variant
+        self.plan = config.variant.plan(config.shape)
+        self.reads = self.plan.reads()
+        for name, shape in config.variant.learned(config.shape).items():
+            setattr(self, name, nn.Parameter(torch.empty(shape)))
+
+    def start(self, x_BTD: torch.Tensor) -> DepthState:
+        return DepthState((x_BTD,), running=x_BTD if self.plan.beside_sum else None)
+
+    def finish(self, state: DepthState) -> torch.Tensor:
+        return self.read(state, len(self.reads) - 1) if state.running is None else state.running
+
+    def read(self, state: DepthState, outputs: int) -> torch.Tensor:
+        """The read [B, T, D] that is made when there are ``outputs`` outputs."""
+        read = self.reads[outputs]
+        if not read.sources:
+            assert state.running is not None
+            return state.running
+        sources = self.sources(state, outputs)
+        h_BTD = sources[0] if read.row is None else depth_read(sources, self.query(state, outputs))
+        if self.variant.value_map:
+            h_BTD = F.linear(h_BTD, self.value_map)
+        return h_BTD if state.running is None else state.running + h_BTD
+
+    def sources(self, state: DepthState, outputs: int) -> list[torch.Tensor]:
+        """The tensors that a read attends to, as they are kept in the state: for means, the sums."""
+        kept = {Place.FINISHED: state.finished, Place.PARTIAL: (state.partial,), Place.RECENT: state.recent}
+        return [kept[source.place][source.index] for source in self.reads[outputs].sources]
+
+    def query(self, state: DepthState, outputs: int) -> DepthQuery:
+        """What that read asks for, for a read with more than one source."""
+        read = self.reads[outputs]
+        assert read.row is not None
+        if self.variant.key_gain == "block":
+            gain = self.gains[_device_tensor([source.block for source in read.sources], self.gains)].unsqueeze(1)
+        else:
+            gain = self.gains[read.row]
+        dtype = torch.float64 if self.queries.dtype == torch.float64 else torch.float32
+        vectors_mK = self.queries[read.query_row].to(dtype).unsqueeze(0)
+        if self.variant.query_rank:
+            vectors_mK = torch.cat([vectors_mK, self.query_up[read.row].to(dtype)])
+        if self.variant.position == "rotary":
+            vectors_nmK = _rotate(vectors_mK, [read.position - source.position for source in read.sources])
+        else:
+            vectors_nmK = vectors_mK.expand(len(read.sources), -1, -1)
+        vectors_nmK = vectors_nmK * gain.to(dtype)
+        biases = None
+        if self.variant.position == "linear":
+            biases = [-self.variant.slope * (read.position - source.position) for source in read.sources]
+        w_nK, basis_nRK = vectors_nmK[:, 0], vectors_nmK[:, 1:]
+        return DepthQuery(
+            w_nK,
+            scales=[source.scale for source in read.sources],
+            biases=biases,
+            basis_nRK=basis_nRK if self.variant.query_rank else None,
+            coefficients_BTR=self._coefficients(state, read) if self.variant.query_rank else None,
+        )
+
+    def _coefficients(self, state: DepthState, read: Read) -> torch.Tensor:
+        """The input-dependent query's coordinates [B, T, R]: a projection of the newest source, RMS-normalised."""
+        x_BTD = state.running
+        if x_BTD is None:
+            x_BTD = state.finished[-1] if state.partial is None else state.partial
+        dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
+        # The factor goes on the product, so that no normalised copy of x is kept for backward.
+        rms_BT1 = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True, dtype=dtype) / x_BTD.shape[-1] ** 0.5
+        return F.linear(x_BTD, self.query_down[read.row].to(x_BTD.dtype)) * (rms_BT1.square() + EPS).rsqrt()
+
+
+class DepthLink(Link):
+    """One layer's reads and writes."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Link.Config):
+        layer: int
+
+    grows: ClassVar[bool] = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.layer = config.layer
+        self._stream: tuple[DepthStream, ...] = ()
+
+    def connect(self, stream: Stream) -> None:
+        assert isinstance(stream, DepthStream)
+        self._stream = (stream,)
+
+    def read(self, state: DepthState, site: Site) -> torch.Tensor:
+        if state.inside is not None:
+            h_BTD, a_BTD = state.inside
+            return h_BTD + a_BTD
+        (stream,) = self._stream
+        return stream.read(state, self._outputs(stream.plan, site))
+
+    def write(self, state: DepthState, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> DepthState:
+        (stream,) = self._stream
+        plan = stream.plan
+        if plan.outputs_per_layer == 1 and site is Site.ATTENTION:
+            return state._replace(inside=(x_BTD, y_BTD))
+        added_BTD = y_BTD if state.inside is None else state.inside[1] + y_BTD
+        output_BTD = x_BTD + y_BTD if stream.variant.source_kind == "state" else added_BTD
+        finished, partial = state.finished, output_BTD if state.partial is None else state.partial + output_BTD
+        if (self._outputs(plan, site) + 1) % plan.block_size == 0:
+            finished, partial = (*finished, partial), None
+        return DepthState(
+            finished,
+            partial,
+            (*state.recent, output_BTD)[-plan.window :] if plan.window else (),
+            running=None if state.running is None else state.running + added_BTD,
+        )
+
+    def _outputs(self, plan: DepthPlan, site: Site) -> int:
+        """How many outputs there are when the sublayer at ``site`` reads."""
+        return plan.outputs_per_layer * self.layer + (site is Site.FEED_FORWARD and plan.outputs_per_layer == 2)
+
+
+def _device_tensor(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    # Not waiting is safe, for the source is pageable memory, and spares the device a stop at every read.
+    return torch.tensor(values).to(like.device, non_blocking=True)
+
+
+def _rotate(vectors_mK: torch.Tensor, distances: Sequence[int]) -> torch.Tensor:
+    """The vectors turned by RoPE for each of n distances, [n, m, K]; coordinate j is paired with j + K/2."""
+    half = vectors_mK.shape[-1] // 2
+    steps = torch.arange(half, device=vectors_mK.device, dtype=vectors_mK.dtype)
+    angle_n1J = _device_tensor(distances, vectors_mK)[:, None, None] * ROTARY_BASE ** (-steps / half)
+    cos, sin = angle_n1J.cos(), angle_n1J.sin()
+    first_mJ, second_mJ = vectors_mK[:, :half], vectors_mK[:, half:]
+    return torch.cat([first_mJ * cos - second_mJ * sin, first_mJ * sin + second_mJ * cos], dim=-1)
+
+
+@dataclass(frozen=True)
+class AttentionOverDepth(DepthReadOptions):
+    """A depth read for every layer or sublayer; ``DepthReadOptions`` has the options."""
+
+    def link(self, shape: Shape, layer: int) -> DepthLink.Config:
+        return DepthLink.Config(layer=layer)
+
+    def stream(self, shape: Shape) -> DepthStream.Config:
+        initialisers = {
+            "queries": initial.zeros,
+            "gains": initial.ones,
+            "query_down": initial.normal(INIT_STD),
+            "query_up": initial.zeros,
+            "value_map": initial.identity,
+        }
+        return DepthStream.Config(
+            variant=self, shape=shape, param_init={name: initialisers[name] for name in self.learned(shape)}
+        )
