@@ -2,17 +2,15 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; on a clean exit flush it to disk and rename it to ``path``."""
+def write_file(path: Path, data: bytes) -> None:
+    """Write under a temporary name, flush to the disk, then rename to ``path``."""
     temporary = path.with_name(f".{path.name}.tmp")
-    yield temporary
-    with open(temporary, "rb") as file:
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     # The rename itself lives in the folder, which has to reach the disk as well.
@@ -21,11 +19,6 @@ def replacing(path: Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_bytes(text.encode())
 
 
 def sha256(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from data_prep.files import write_text
+from data_prep.files import write_file
 from data_prep.manifest import (
     MANIFEST,
     SPLITS,
@@ -24,7 +24,8 @@ from data_prep.sources import Cursor
 from torchtitan_ext.errors import UserError
 
 JOURNAL = "progress.json"
-LOCK = ".lock"
+LOCK = ".depth-prep.lock"
+"""There while a preparation works on the folder, or after it was killed: what else is there is its own."""
 
 OPTIONS = {
     "source.config": "--config",
@@ -53,7 +54,7 @@ class Journal(Record):
         return Cursor(self.part, self.piece)
 
     def write(self, folder: Path) -> None:
-        write_text(folder / JOURNAL, self.model_dump_json() + "\n")
+        write_file(folder / JOURNAL, self.model_dump_json().encode() + b"\n")
 
 
 def read_journal(folder: Path) -> Journal:
@@ -78,7 +79,7 @@ def is_finished(folder: Path, settings: Settings) -> bool:
         return True
     if (folder / JOURNAL).exists():
         _same_settings(folder, "was begun", read_journal(folder).settings, settings)
-    elif folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
+    elif folder.exists() and not (folder / LOCK).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not a data set folder and not empty; give another --out")
     return False
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep import journal as journals
 from data_prep.encode import EncodedSplit, Encoder
-from data_prep.files import sha256, write_text
+from data_prep.files import sha256, write_file
 from data_prep.journal import Journal
 from data_prep.manifest import (
     MANIFEST,
@@ -69,7 +69,7 @@ def prepare(source: Source, settings: Settings, tokenizer: str, folder: Path, wo
             dtype=vocabulary.dtype,
             splits=journal.splits,
         )
-        write_text(folder / MANIFEST, manifest.to_json())
+        write_file(folder / MANIFEST, manifest.to_json().encode())
         journals.clear_working_files(folder)
     return manifest
 
@@ -78,7 +78,7 @@ def _vocabulary(source: Source, settings: Settings, tokenizer: str, folder: Path
     """Read the tokeniser's files, written before the journal, or make them and begin the journal."""
     if not (folder / journals.JOURNAL).exists():
         try:
-            print(f"making the tokeniser {tokenizer}", file=sys.stderr, flush=True)
+            print(f"tokeniser: {tokenizer}", file=sys.stderr, flush=True)
             made = build(tokenizer, source, settings.heldout_fraction, workers)
             write_vocabulary(made, settings.eot_token, folder)
             Journal(settings=settings).write(folder)
@@ -115,7 +115,7 @@ def _encode(source: Source, vocabulary: Vocabulary, folder: Path, workers: int) 
                 counts[name] = _counted(counts[name], block.splits[name])
             work += block.work
             if max(writer.tokens for writer in writers.values()) >= settings.shard_tokens:
-                journal = save(block.end)
+                save(block.end)
             progress.advance(block.work, sum(len(split.tokens) for split in block.splits.values()))
     return save(Cursor(source.parts, 0))
 

@@ -1,12 +1,13 @@
 """Token shards: safetensors files with one 1-D tensor "tokens"."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
-from data_prep.files import replacing, sha256
+from data_prep.files import write_file
 from data_prep.manifest import Shard
 from torchtitan_ext.errors import UserError
 
@@ -45,10 +46,9 @@ class ShardWriter:
         if not self._waiting:
             return None
         name = f"{self._split}/{self._number:05d}.safetensors"
-        path = self._folder / name
-        with replacing(path) as temporary:
-            save_file({TENSOR: np.concatenate(self._waiting, dtype=self._dtype)}, temporary)
-            shard = Shard(file=name, tokens=self.tokens, size=temporary.stat().st_size, sha256=sha256(temporary))
+        data = save({TENSOR: np.concatenate(self._waiting, dtype=self._dtype)})
+        write_file(self._folder / name, data)
+        shard = Shard(file=name, tokens=self.tokens, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         self._waiting = []
         self.tokens = 0
         self._number += 1

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from tokenizers import Tokenizer
 
-from data_prep.files import replacing
+from data_prep.files import write_file
 from data_prep.manifest import TOKEN_BYTES, TOKENIZER
 from data_prep.token_bytes import token_bytes
 from data_prep.tokenizer import end_of_text
@@ -40,10 +40,8 @@ def write_vocabulary(tokenizer: Tokenizer, eot_token: str | None, folder: Path) 
         UserError: no end-of-text token, or a kind of tokeniser whose tokens do not add up to the text.
     """
     table = token_bytes(tokenizer, end_of_text(tokenizer, eot_token))
-    with replacing(folder / TOKEN_BYTES) as temporary:
-        save_file({TENSOR: table}, temporary)
-    with replacing(folder / TOKENIZER) as temporary:
-        tokenizer.save(str(temporary))
+    write_file(folder / TOKEN_BYTES, save({TENSOR: table}))
+    write_file(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
 
 
 def read_vocabulary(folder: Path, eot_token: str | None) -> Vocabulary:

@@ -29,9 +29,9 @@ def documents() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Path:
-    """A folder of a Parquet and a JSON-lines file with about 2 MB of distinct documents each."""
+    """A folder of a Parquet and a JSON-lines file with about 1.4 MB of distinct documents each."""
     folder = tmp_path_factory.mktemp("corpus")
-    copies = [f"Copy {number}.\n{text}" for number in range(8) for text in documents]
+    copies = [f"Copy {number}.\n{text}" for number in range(6) for text in documents]
     half = len(copies) // 2
     pq.write_table(pa.table({"text": copies[:half], "id": list(range(half))}), folder / "a.parquet", row_group_size=200)
     (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in copies[half:]))
@@ -89,7 +89,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, prep: Command, documents: li
     """A finished data set folder of ``documents`` over and over, for reading only: a shard for each MiB of text."""
     folder = tmp_path_factory.mktemp("small")
     source = folder / "text.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents * 6))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents * 5))
     options = ["--heldout-fraction", "0.2", "--shard-tokens", "40000"]
     prep.here(source, "--tokenizer", tokenizer_path, "--out", folder / "data", *options)
     return folder / "data"

@@ -69,6 +69,21 @@ def test_a_note_says_when_tokens_and_text_differ_in_bytes(
     assert split.bytes - split.token_bytes == split.documents
 
 
+def test_a_full_disk_is_an_error_that_can_be_put_right(
+    prep, corpus: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    arguments = [corpus / "b.jsonl", "--tokenizer", tokenizer_path, "--heldout-fraction", "0.1", "--workers", "1"]
+    command = [sys.executable, "-m", "data_prep", *map(str, arguments), "--out", str(tmp_path / "data")]
+    # Files of at most 100 kB stand for a disk that fills up.
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
+    result = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 2
+    assert "File too large" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    prep.here(*arguments, "--out", tmp_path / "data")
+    TokenDataset.open(tmp_path / "data").verify_checksums()
+
+
 def test_half_a_surrogate_pair_names_the_place(prep, tokenizer_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "\\ud83d"}\n')

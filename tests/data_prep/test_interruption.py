@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.dataset import TokenDataset
+from data_prep.journal import LOCK
 from torchtitan_ext.errors import UserError
 
 
@@ -89,6 +90,17 @@ def test_finished_data_set_is_left_as_it_is(prep, options: list, undisturbed: Pa
     assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*") if path != undisturbed} == {
         path: time for path, time in before.items() if path != undisturbed
     }
+
+
+def test_killed_before_the_first_shard(prep, options: list, undisturbed: Path, tmp_path: Path) -> None:
+    """Only the lock, the tokeniser's files and half a journal are there."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / LOCK).touch()
+    (folder / "tokenizer.json").write_bytes((undisturbed / "tokenizer.json").read_bytes())
+    (folder / ".progress.json.tmp").write_text("{")
+    prep.here(*options, "--out", folder)
+    assert contents(folder) == contents(undisturbed)
 
 
 def test_only_one_process_writes_to_a_folder(

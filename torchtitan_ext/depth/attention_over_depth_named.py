@@ -1,8 +1,9 @@
 """The named variants of attention over depth, each with its intervention and the figures its source reports.
 
-``SEED`` is attnres-results.md, "AttnRes: Attention Over the Residual Stream", 2026-03-20: 24 layers of width 1536, about 500M
-parameters, FineWeb-Edu, evaluation loss at step 6000 against 2.716 of the standard model, tokens/s against 459k and memory
-against 49 GB. Its document leaves granularity and source kind open: reads per layer and differences as sources (choice).
+``SEED`` is attnres-results.md, "AttnRes: Attention Over the Residual Stream", 2026-03-20: 24 layers of width 1536,
+about 500M parameters, FineWeb-Edu, evaluation loss at step 6000 against 2.716 of the standard model, tokens/s against
+459k and memory against 49 GB. Its document leaves granularity and source kind open: reads per layer and differences
+as sources (choice).
 """
 
 from dataclasses import replace

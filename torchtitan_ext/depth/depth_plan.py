@@ -1,9 +1,9 @@
 """Which outputs of earlier layers each depth read sees: counting only, no tensors.
 
-An *output* is what one layer adds (or one sublayer, where each sublayer reads for itself). Outputs are numbered from 1; number 0
-is the embedding. Every ``block_size`` outputs a block is finished and stands for its outputs as one source; the outputs after the
-last finished block are the unfinished block, one source more. So what a read sees depends on one number alone: how many outputs
-there are by then.
+An *output* is what one layer adds (or one sublayer, where each sublayer reads for itself). Outputs are numbered from
+1; number 0 is the embedding. Every ``block_size`` outputs a block is finished and stands for its outputs as one
+source; the outputs after the last finished block are the unfinished block, one source more. So what a read sees
+depends on one number alone: how many outputs there are by then.
 """
 
 from dataclasses import dataclass
@@ -60,14 +60,12 @@ class Read:
 class DepthPlan:
     """How a model's outputs are grouped into sources.
 
-    Attributes:
-        layers, outputs_per_layer: the outputs there are; 1 or 2 per layer.
-        block_size: outputs per block.
-        mean: a block stands for the mean of its outputs, not the sum.
-        window: how many of the most recent outputs are sources of their own as well.
-        nearest, every: of the embedding and the finished blocks, keep the ``nearest`` newest and those whose number is a multiple
-            of ``every``; 1, 1 keeps all.
-        beside_sum: the running sum of all outputs is kept beside the read, which then needs neither the unfinished block nor a
+    Attributes: layers, outputs_per_layer: the outputs there are; 1 or 2 per layer. block_size: outputs per block.
+        mean: a block stands for the mean of its outputs, not the sum. window: how many of the most recent outputs are
+        sources of their own as well. nearest, every: of the embedding and the finished blocks, keep the ``nearest``
+        newest and those whose number is a multiple
+            of ``every``; 1, 1 keeps all. beside_sum: the running sum of all outputs is kept beside the read, which
+        then needs neither the unfinished block nor a
             last read for the final norm.
         query_layers: how many layers share one query; 0 for a query per read. The last read always has its own.
     """

@@ -28,29 +28,27 @@ _CHOICES = {
 class DepthReadOptions(Variant):
     """The options of a depth read, checked and counted; ``AttentionOverDepth`` builds it.
 
-    Attributes:
-        granularity: "layer": one read h per layer, whose output is A(n1 h) + F(n2(h + A(n1 h))); "sublayer": a read before A and
-            a read before F.
-        source_kind: "delta": an output is what the layer (or sublayer) adds; "state": its input plus that.
-        block_size: outputs per block; 1 makes every output its own source; 0 where ``blocks`` says it.
+    Attributes: granularity: "layer": one read h per layer, whose output is A(n1 h) + F(n2(h + A(n1 h))); "sublayer":
+        a read before A and
+            a read before F. source_kind: "delta": an output is what the layer (or sublayer) adds; "state": its input
+        plus that. block_size: outputs per block; 1 makes every output its own source; 0 where ``blocks`` says it.
         blocks: about how many blocks, each of ceil(layers / blocks) whole layers; 0 where ``block_size`` says it.
-        block_summary: a block stands for the "mean" or the "sum" of its outputs.
-        window: how many of the most recent outputs are sources of their own as well.
-        query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which feeds the
-            final norm, has its own in any case (choice).
-        query_group: layers in a group.
-        query_rank: rank of the part of the query that depends on the newest source, the unfinished block or the last finished one
+        block_summary: a block stands for the "mean" or the "sum" of its outputs. window: how many of the most recent
+        outputs are sources of their own as well. query_share: a query per "read", per "group" of ``query_group``
+        layers, or one for "all"; the last read, which feeds the
+            final norm, has its own in any case (choice). query_group: layers in a group. query_rank: rank of the part
+        of the query that depends on the newest source, the unfinished block or the last finished one
             (choice: the layer's input is known only after the read); 0 for a query that is the same for all tokens.
-        key_gain: γ per "read" or per source "block", the embedding and the unfinished block included; a recent output uses its
-            block's (choice).
-        position: "linear": bias −slope · distance; "rotary": RoPE over depth. Distances count outputs back from the newest, and a
-            block lies where its last output does (choice).
-        slope: of the linear bias; 1/8 is the third of ALiBi's eight (arXiv 2108.12409, section 3) (choice).
-        sparse: of the embedding and the finished blocks, numbered from 0, keep the ``nearest`` newest and every ``every``-th.
-        value_map: one learned D × D map for the model, on the values but not the keys, the identity at first.
-        key_rank: keys are the last so many coordinates of a source; 0 where ``key_fraction`` says it.
-        key_fraction: the same as a fraction of D.
-        routing: "replace": h is the read; "add": h is the running sum of all outputs plus the read, which then leaves out the
+        key_gain: γ per "read" or per source "block", the embedding and the unfinished block included; a recent output
+        uses its
+            block's (choice). position: "linear": bias −slope · distance; "rotary": RoPE over depth. Distances count
+        outputs back from the newest, and a
+            block lies where its last output does (choice). slope: of the linear bias; 1/8 is the third of ALiBi's
+        eight (arXiv 2108.12409, section 3) (choice). sparse: of the embedding and the finished blocks, numbered from
+        0, keep the ``nearest`` newest and every ``every``-th. value_map: one learned D × D map for the model, on the
+        values but not the keys, the identity at first. key_rank: keys are the last so many coordinates of a source; 0
+        where ``key_fraction`` says it. key_fraction: the same as a fraction of D. routing: "replace": h is the read;
+        "add": h is the running sum of all outputs plus the read, which then leaves out the
             unfinished block; the first read has no source and the final norm gets the running sum.
     """
 
@@ -176,8 +174,9 @@ class DepthReadOptions(Variant):
         return sum(math.prod(size) for size in self.learned(shape).values())
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
-        """Per source of a read 2K for the logit, 2K for the mean square, 2D for the sum and 2RK for the input-dependent part of
-        the query, whose projection takes 2RD per read; the value map 2D² per read; all three times, forward and backward."""
+        """Per source of a read 2K for the logit, 2K for the mean square, 2D for the sum and 2RK for the
+        input-dependent part of the query, whose projection takes 2RD per read; the value map 2D² per read; all three
+        times, forward and backward."""
         width, key_width = shape.width, self.key_width(shape)
         forward = 0
         for read in self.plan(shape).reads():

@@ -66,21 +66,17 @@ class DepthCacheStream(Stream):
 class MixtureOfDepthsLayer(DepthLayer):
     """A layer over the residual stream and the cache.
 
-    Compiled in pieces that do not know how many entries the cache has: what comes before the softmax, what comes
-    after it, and the three functions that the softmax calls for a chunk of entries.
+    Compiled in pieces that do not know how many entries the cache has: what comes before the softmax, what comes after
+    it, and the kernels that the softmax runs, forward and backward, on a chunk of entries.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(DepthLayer.Config):
         post_norm: bool
 
-    sublayers: ClassVar[tuple[str, ...]] = (
-        "before_softmax",
-        "after_softmax",
-        "depth_scores",
-        "depth_mix",
-        "depth_gradients",
-    )
+    sublayers: ClassVar[tuple[str, ...]] = ("before_softmax", "after_softmax")
+    kernels: ClassVar[tuple[str, ...]] = ("depth_scores", "depth_mix", "depth_gradients")
+    """Functions to compile but not to checkpoint: they run where no gradient is recorded."""
     link: DepthCacheLink
     depth_scores = staticmethod(moda.depth_scores)
     depth_mix = staticmethod(moda.depth_mix)

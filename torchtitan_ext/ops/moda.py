@@ -176,7 +176,10 @@ class _JointAttention(torch.autograd.Function):
         q, k, v, out, z, allowed, *depth = ctx.saved_tensors
         grad_q, grad_k, grad_v = _flash_backward(grad_out, q, k, v, out, z, allowed, ctx.scale, ctx.rest)
         dot = _dot(grad_out, out)
-        grad_q, grad_depth = _depth_backward(ctx.kernels, ctx.scale, grad_out, dot, z, q, _widened(grad_q), depth)
+        # A copy in fp32 too, where the kernel's gradient is a view: compiled kernels tell views from other tensors, and
+        # would be compiled once for the first chunk and once for those that follow it.
+        grad_q = grad_q.to(_accumulator(q), copy=True)
+        grad_q, grad_depth = _depth_backward(ctx.kernels, ctx.scale, grad_out, dot, z, q, grad_q, depth)
         return None, None, None, grad_q, grad_k, grad_v, *grad_depth
 
 

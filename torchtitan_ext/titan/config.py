@@ -1,5 +1,7 @@
 """From a resolved run to torchtitan's configuration."""
 
+from functools import partial
+
 import torch
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
@@ -13,6 +15,7 @@ from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.sizes import Shape
+from torchtitan_ext.start import start_run
 
 from .checkpoints import Checkpoints
 from .loader import NoTokenizer, WindowLoader
@@ -52,7 +55,7 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
     bf16 = training.precision == "bf16" or (training.precision == "auto" and not on_cpu)
     assert training.micro_batch is not None
     return DepthTrainer.Config(
-        resolved=resolved,
+        start=partial(start_run, resolved),
         model_spec=model_spec(
             resolved.shape,
             resolved.variant,
@@ -102,7 +105,6 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
             log_freq=run.logging.every,
             enable_tensorboard=run.logging.tensorboard,
             disable_color_printing=True,
-            steps=resolved.steps,
         ),
         heldout_every=run.heldout.every,
         heldout_tokens=run.heldout.tokens,

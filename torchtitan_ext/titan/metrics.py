@@ -32,7 +32,7 @@ class RunMetrics(MetricsProcessor):
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        steps: int = 0
+        pass
 
     def __init__(self, config: Config, *, dump_folder: str = "./outputs", **kwargs: Any) -> None:
         super().__init__(config, dump_folder=dump_folder, **kwargs)
@@ -40,16 +40,17 @@ class RunMetrics(MetricsProcessor):
         self.writer: SummaryWriter | None = None
         self.progress: Callable[[], Progress] = Progress
         self.last = Progress()
+        self.steps = 0
 
     def _build_metric_logger(self, **kwargs: Any) -> BaseLogger:
         return BaseLogger()  # the writer is opened by attach(), when the step to continue from is known
 
     def should_log(self, step: int) -> bool:
-        return step == 1 or step % self.config.log_freq == 0 or step == self.config.steps
+        return step == 1 or step % self.config.log_freq == 0 or step == self.steps
 
-    def attach(self, progress: Callable[[], Progress]) -> None:
-        """Start logging after the step that ``progress`` gives, forgetting whatever was logged later than that."""
-        self.progress = progress
+    def attach(self, progress: Callable[[], Progress], steps: int) -> None:
+        """Start logging, up to step ``steps``, after the step that ``progress`` gives; forget what was logged later."""
+        self.progress, self.steps = progress, steps
         self.last = progress()
         if dist.get_rank() == 0:
             self.folder.cut_metrics(self.last.step)
@@ -94,9 +95,9 @@ class RunMetrics(MetricsProcessor):
         }
         metrics.update({name: value for name, value in (extra_metrics or {}).items() if name.startswith("lr/")})
         self._write(step, metrics)
-        left = (self.config.steps - step) * metrics["time_metrics/end_to_end(s)"]
+        left = (self.steps - step) * metrics["time_metrics/end_to_end(s)"]
         logger.info(
-            f"step {step}/{self.config.steps}  loss {global_avg_loss:.4f}  grad norm {grad_norm:.3f}  "
+            f"step {step}/{self.steps}  loss {global_avg_loss:.4f}  grad norm {grad_norm:.3f}  "
             f"{tokens_per_second:,.0f} tok/s  mfu {metrics['mfu(%)']:.1f}%  "
             f"mem {memory.max_reserved_gib:.2f} GiB  left {duration(left)}"
         )
@@ -106,12 +107,12 @@ class RunMetrics(MetricsProcessor):
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()
         if dist.get_rank() == 0:
-            self.folder.write_status("running", step, self.config.steps)
+            self.folder.write_status("running", step, self.steps)
 
     def log_heldout(self, step: int, metrics: dict[str, float]) -> None:
         self._write(step, metrics)
         logger.info(
-            f"step {step}/{self.config.steps}  held-out loss {metrics['heldout/loss']:.4f}  "
+            f"step {step}/{self.steps}  held-out loss {metrics['heldout/loss']:.4f}  "
             f"perplexity {metrics['heldout/perplexity']:.2f}  bits per byte {metrics['heldout/bits_per_byte']:.4f}"
         )
 

@@ -7,7 +7,7 @@ that saves, and a status that others can read.
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,7 +20,6 @@ from torchtitan.trainer import Trainer
 
 from data_prep.dataset import TokenDataset
 from torchtitan_ext.run_folder import RunFolder
-from torchtitan_ext.start import start_run
 
 from .checkpoints import saved_steps
 from .heldout import HeldOut
@@ -35,14 +34,15 @@ class DepthTrainer(Trainer):
     class Config(Trainer.Config):
         heldout_every: int = 0
         heldout_tokens: int = 0
-        resolved: Annotated[Any, tyro.conf.Suppress] = None
-        """The ``ResolvedRun`` that this configuration was made from."""
+        start: Annotated[Callable | None, tyro.conf.Suppress] = None
+        """Called with the rank before anything is allocated."""
 
     dataloader: WindowLoader
     metrics_processor: RunMetrics
 
     def __init__(self, config: Config) -> None:
-        start_run(config.resolved, rank=int(os.environ["RANK"]))
+        assert config.start is not None
+        config.start(rank=int(os.environ["RANK"]))
         self.folder = RunFolder(config.dump_folder)
         self.train_seconds = 0.0
         self.step_began: float | None = None
@@ -86,7 +86,7 @@ class DepthTrainer(Trainer):
 
     def batch_generator(self, data_iterable: Iterable[Batch]) -> Iterator[Batch]:
         # torchtitan asks for the batches once, after loading the checkpoint: here the step to go on from is known.
-        self.metrics_processor.attach(self.progress)
+        self.metrics_processor.attach(self.progress, self.config.training.steps)
         self._report("running")
         return super().batch_generator(data_iterable)
 

@@ -26,7 +26,7 @@ configs:
 def repository(tmp_path: Path, documents: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two configurations, one of a single file, with a column that need not be read."""
     folder = tmp_path / "repository"
-    for name, copies in (("sample/0", 9), ("rest/0", 1), ("rest/1", 1)):
+    for name, copies in (("sample/0", 5), ("rest/0", 1), ("rest/1", 1)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         texts = [f"{name} {number} {text}" for number in range(copies) for text in documents]
         pq.write_table(pa.table({"id": list(range(len(texts))), "text": texts}), folder / f"{name}.parquet")
