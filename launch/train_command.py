@@ -11,11 +11,14 @@ import os
 from pathlib import Path
 
 from launch.torchrun import default_processes, torchrun_command, torchrun_environment
+from torchtitan_ext.run_file import describe_schema, dump_run
 
 TAKES_OVERRIDES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    keys = [f"  {row.key}: {row.type} (default: {row.default})\n      {row.description}" for row in describe_schema()]
+    parser.epilog = "\n".join(["keys of a run file:", *keys])
     parser.add_argument("run_file", help="a YAML run file, such as train_configs/quickstart.yaml")
     parser.add_argument("--nproc", type=int, default=None, help="processes (default: one per GPU; 2 without a GPU)")
     parser.add_argument("--print-config", action="store_true", help="show the resolved run and leave")
@@ -26,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
     os.environ["WORLD_SIZE"] = str(processes)
     # Everything that can be wrong with the run is found here, once, rather than by every process of the launch.
     from torchtitan_ext.resolve import load_resolved
-    from torchtitan_ext.run_file import dump_run
     from torchtitan_ext.run_folder import RunFolder
     from torchtitan_ext.start import check_same_run
 

@@ -30,12 +30,15 @@ def run_file(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (["--model.heads", "7"], "width = 64 and heads = 7, which does not divide it; try heads = 8"),
         (["--depth.blocks", "3"], "depth.blocks is not an option of the variant; the variant has no options"),
         (["--training.batch_tokens", "100"], "not a multiple of data.seq_len"),
-        (["--training.batch_tokens", "64000000"], "less than one batch of 64000000"),
+        (["--training.batch_tokens", "64000000"], "10106 windows of 64, and a batch needs 1000000"),
         (["--training.batch_tokens", "512", "--training.micro_batch", "3"], "does not divide the 8 sequences"),
         (["--parallelism.replicate", "2"], "does not give 1 ranks"),
         (["--parallelism.pipeline", "2"], "parallelism.pipeline=2 is not supported, because"),
         (["--data.path", "nowhere"], "nowhere does not exist"),
-        (["--data.seq_len", "65536", "--training.batch_tokens", "65536"], "less than one window of data.seq_len"),
+        (
+            ["--data.seq_len", "65536", "--training.batch_tokens", "65536"],
+            "the heldout split has 46760 tokens, 0 windows of 65536",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing_behind(
@@ -103,7 +106,7 @@ def test_depth_sizes_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_torchtitans_own_entry_trains_a_named_configuration(dataset: Path, tmp_path: Path) -> None:
-    """``-m torchtitan.train --module torchtitan_ext --config quickstart``; on a CPU the device has to be chosen first."""
+    """``--module torchtitan_ext --config quickstart``; on a CPU the device has to be chosen first."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "quickstart").symlink_to(dataset)
     script = tmp_path / "stock.py"

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data_prep.dataset import TokenDataset
+from data_prep.windows import Windows
 from torchtitan_ext.depth.registry import VARIANTS, variant_of
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
@@ -186,15 +187,6 @@ def _check_parallelism(run: Run, ranks: int) -> None:
 
 
 def _check_data(run: Run, dataset: TokenDataset, batch_tokens: int) -> None:
-    train = dataset.split("train")
-    if train.n_tokens < batch_tokens + 1:
-        raise UserError(
-            f"{run.data.path}/manifest.json: the training split has {train.n_tokens} tokens, less than one batch of "
-            f"{batch_tokens}; prepare more text or lower training.batch_tokens"
-        )
-    heldout = dataset.split("heldout")
-    if run.heldout.every and heldout.n_tokens < run.data.seq_len + 1:
-        raise UserError(
-            f"{run.data.path}/manifest.json: the held-out split has {heldout.n_tokens} tokens, less than one window of "
-            f"data.seq_len {run.data.seq_len}; prepare with a larger held-out fraction, or set heldout.every to 0"
-        )
+    Windows(dataset.split("train"), run.data.seq_len, batch=batch_tokens // run.data.seq_len)
+    if run.heldout.every:
+        Windows(dataset.split("heldout"), run.data.seq_len)

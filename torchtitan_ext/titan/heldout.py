@@ -88,7 +88,7 @@ class HeldOut:
             # A rank whose share has run out scores nothing, but takes part in the forward pass with the others.
             share = self.chosen[first : first + self.micro_batch]
             padded = np.resize(share if len(share) else self.chosen[:1], self.micro_batch)
-            inputs, labels = to_batch(np.stack([self.windows[i] for i in padded]), self.eot_id, self.document_mask)
+            inputs, labels = to_batch(self.windows.batch(padded), self.eot_id, self.document_mask)
             labels[len(share) :] = IGNORE_INDEX
             with context():
                 logits = model(inputs["input"].to(device), **self._extras(model, inputs, device))

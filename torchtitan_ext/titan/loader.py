@@ -21,12 +21,11 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 def to_batch(windows: np.ndarray, eot_id: int, document_mask: bool) -> Batch:
-    """Split windows [m, T + 1] into inputs {"input": [m, T], "positions": [m, T]?} and labels [m, T]."""
-    tokens = torch.from_numpy(windows.astype(np.int64))
+    """Split windows [m, T + 1] int64 into inputs {"input": [m, T], "positions": [m, T]?} and labels [m, T]."""
+    tokens = torch.from_numpy(windows)
     inputs = {"input": tokens[:, :-1].contiguous()}
     if document_mask:
-        positions = np.stack([document_positions(window[:-1], eot_id) for window in windows])
-        inputs["positions"] = torch.from_numpy(positions)
+        inputs["positions"] = torch.from_numpy(document_positions(windows[:, :-1], eot_id))
     # A copy: with one window in the batch, contiguous() would hand out a view that shares memory with the inputs.
     return inputs, tokens[:, 1:].clone(memory_format=torch.contiguous_format)
 
@@ -51,7 +50,7 @@ class WindowLoader(BaseDataLoader):
         **unused: Any,
     ) -> None:
         dataset = TokenDataset.open(config.dataset_path or "")
-        self.windows = Windows(dataset.split("train"), seq_len)
+        self.windows = Windows(dataset.split("train"), seq_len, config.global_batch)
         self.order = WindowOrder(self.windows.n_windows, config.seed)
         self.eot_id = dataset.eot_id
         self.document_mask = config.document_mask
@@ -66,7 +65,7 @@ class WindowLoader(BaseDataLoader):
             step = self.samples // self.global_batch
             for number in range(passes):
                 samples = samples_of(step, number, self.rank, self.ranks, self.micro_batch, self.global_batch)
-                windows = np.stack([self.windows[self.order.window(sample)] for sample in samples])
+                windows = self.windows.batch(self.order.window(sample) for sample in samples)
                 if number == passes - 1:
                     # Before the hand-over: a checkpoint is taken between steps, when the last pass has been handed
                     # over.

@@ -1,0 +1,22 @@
+"""What the documents say is what the program does."""
+
+from pathlib import Path
+
+from torchtitan_ext.cli import COMMANDS
+from torchtitan_ext.run_file import describe_schema
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_every_key_of_a_run_file_is_documented_as_it_is() -> None:
+    documented = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    for row in describe_schema():
+        assert f"| `{row.key}` | {row.type} | {row.default} | {row.description} |" in documented, row.key
+
+
+def test_the_readme_shows_every_command_and_links_to_what_exists() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f"`depth {name}" in readme, name
+    for target in [part.split(")")[0] for part in readme.split("](")[1:]]:
+        assert target.startswith("http") or (ROOT / target).exists(), target
