@@ -2,13 +2,15 @@
 
 In one run, on the same files, tokeniser and cores: tokens per second of `tokenizers.encode_batch` alone on text that
 lies in memory, then of the whole `depth prep` command, reading, cutting, writing and start-up included. The two take
-turns, and the best of `--repeats` counts for each. Then the peak resident memory of the command (all its processes
+turns, and the best of `--repeats` counts for each. The same ratio in processor time instead of time holds on a machine
+that is busy with other work. Then the peak resident memory of the command (all its processes
 together) on the corpus and on the corpus repeated `--times` times. Linux only: memory is read from /proc.
 """
 
 import argparse
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -44,16 +46,18 @@ def main() -> None:
         source = LocalSource([str(path) for path in files], args.text_column, None)
         build(args.tokenizer, source, heldout_fraction=0.005, workers=args.workers).save(str(tokenizer))
 
-        bare, prep, peak = 0.0, 0.0, 0
+        bare, prep, bare_cpu, prep_cpu, peak = 0.0, 0.0, 0.0, 0.0, 0
         for number in range(args.repeats):
-            bare = max(bare, bare_speed(source, tokenizer, args.workers))
-            seconds, memory = run_prep(files, tokenizer, args, folder / f"data-{number}")
+            speed, cpu_speed = bare_speed(source, tokenizer, args.workers)
+            bare, bare_cpu = max(bare, speed), max(bare_cpu, cpu_speed)
+            seconds, cpu, memory = run_prep(files, tokenizer, args, folder / f"data-{number}")
             tokens = sum(
                 split.tokens for split in TokenDataset.open(folder / f"data-{number}").manifest.splits.values()
             )
-            prep, peak = max(prep, tokens / seconds), max(peak, memory)
+            prep, prep_cpu, peak = max(prep, tokens / seconds), max(prep_cpu, tokens / cpu), max(peak, memory)
             print(f"try {number + 1}: bare {bare:,.0f}, depth prep {prep:,.0f} tokens/s (best so far)", flush=True)
         print(f"depth prep / encode_batch: {prep / bare:.3f} on {args.workers} cores")
+        print(f"the same by processor time: {prep_cpu / bare_cpu:.3f}")
 
         many = folder / "many"
         many.mkdir()
@@ -62,36 +66,39 @@ def main() -> None:
         ]
         for link, path in zip(links, [*files] * args.times, strict=True):
             link.symlink_to(path.absolute())
-        _, grown = run_prep(links, tokenizer, args, folder / "data-many")
+        _, _, grown = run_prep(links, tokenizer, args, folder / "data-many")
         print(f"peak memory: {peak / 2**20:.0f} MiB; corpus {args.times} times: {grown / 2**20:.0f} MiB")
         print(f"growth: {grown / peak:.3f}")
 
 
-def bare_speed(source: LocalSource, tokenizer: Path, cores: int) -> float:
-    """Tokens per second of `encode_batch` in a process of its own, with as many threads as there are cores."""
+def bare_speed(source: LocalSource, tokenizer: Path, cores: int) -> tuple[float, float]:
+    """Tokens per second, and per second of processor time, of `encode_batch` with as many threads as cores.
+
+    It runs in a process of its own.
+    """
     os.environ |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(cores)}
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_bare_speed, (source, tokenizer))
 
 
-def _bare_speed(source: LocalSource, path: Path) -> float:
+def _bare_speed(source: LocalSource, path: Path) -> tuple[float, float]:
     texts = [text for block in blocks(source) for piece in block.pieces for text in piece.texts()]
     tokenizer = Tokenizer.from_file(str(path))
     tokens = 0
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(texts[first : first + BATCH], add_special_tokens=False)
         tokens += sum(map(len, encodings))
-    return tokens / (time.perf_counter() - begin)
+    return tokens / (time.perf_counter() - begin), tokens / (time.process_time() - cpu)
 
 
-def run_prep(files: list[Path], tokenizer: Path, args: argparse.Namespace, out: Path) -> tuple[float, int]:
-    """Run the command. Returns its seconds and the peak of the memory that its processes hold together, in bytes."""
+def run_prep(files: list[Path], tokenizer: Path, args: argparse.Namespace, out: Path) -> tuple[float, float, int]:
+    """Run the command. Returns its seconds, its processor seconds, and the peak memory of its processes together."""
     options = ["--tokenizer", tokenizer, "--text-column", args.text_column, "--workers", args.workers, "--out", out]
     command = [sys.executable, "-m", "data_prep", *map(str, [*files, *options])]
     peak = 0
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), children_cpu()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
         peak = max(peak, session_memory(process.pid))
@@ -99,7 +106,13 @@ def run_prep(files: list[Path], tokenizer: Path, args: argparse.Namespace, out: 
     seconds = time.perf_counter() - begin
     if process.returncode:
         raise SystemExit(f"`{' '.join(command)}` failed")
-    return seconds, peak
+    return seconds, children_cpu() - cpu, peak
+
+
+def children_cpu() -> float:
+    """Processor seconds of this process's finished children and theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def session_memory(session: int) -> int:

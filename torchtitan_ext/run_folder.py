@@ -17,7 +17,7 @@ Files other than logs are written under a temporary name, flushed and renamed.
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class RunFolder:
         status = {"format": FORMAT, "state": state, "step": step, "steps": steps, "time": time.time()}
         write_atomically(self.path / "status.json", json.dumps(status) + "\n")
 
-    def append_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         record = json.dumps({"step": step, "time": time.time(), **metrics})
         with open(self.metrics_path, "a", encoding="utf-8") as file:
             file.write(record + "\n")

@@ -103,8 +103,8 @@ NAMED: dict[str, AttentionOverDepth] = {
     ),
     "delta_attnres": replace(
         _ATTNRES_BLOCK,
-        summary="the residual stream stays, and each sublayer adds a read of the embedding and the finished blocks' sums",
-        source="Luo, Cai, Hu, arXiv 2605.18855, Delta Block, and its authors' code (mode delta_block): perplexity 37.1, 31.2, "
+        summary="the residual stream stays; each sublayer adds a read of the embedding and the finished blocks' sums",
+        source="Luo, Cai, Hu, arXiv 2605.18855, Delta Block (their code's delta_block): perplexity 37.1, 31.2, "
         "29.2 against 38.7, 32.0, 29.7 at 220M, 533M, 1044M",
         routing="add",
     ),

@@ -28,6 +28,8 @@ class DepthLayer(TransformerBlock):
 
     sublayers: ClassVar[tuple[str, ...]] = ("attention_sublayer", "feed_forward_sublayer")
     """The methods to compile when the whole layer cannot be one graph."""
+    kernels: ClassVar[tuple[str, ...]] = ()
+    """Then also to be compiled, but not checkpointed: functions that run where no gradient is recorded."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -60,13 +60,15 @@ class Read:
 class DepthPlan:
     """How a model's outputs are grouped into sources.
 
-    Attributes: layers, outputs_per_layer: the outputs there are; 1 or 2 per layer. block_size: outputs per block.
-        mean: a block stands for the mean of its outputs, not the sum. window: how many of the most recent outputs are
-        sources of their own as well. nearest, every: of the embedding and the finished blocks, keep the ``nearest``
-        newest and those whose number is a multiple
-            of ``every``; 1, 1 keeps all. beside_sum: the running sum of all outputs is kept beside the read, which
-        then needs neither the unfinished block nor a
-            last read for the final norm.
+    Attributes:
+        layers, outputs_per_layer: the outputs there are; 1 or 2 per layer.
+        block_size: outputs per block.
+        mean: a block stands for the mean of its outputs, not the sum.
+        window: how many of the most recent outputs are sources of their own as well.
+        nearest, every: of the embedding and the finished blocks, numbered from 0, keep the ``nearest`` newest and every
+            ``every``-th; 1 and 1 keep all.
+        beside_sum: the running sum of all outputs is kept beside the read, which then needs neither the unfinished
+            block nor a last read for the final norm.
         query_layers: how many layers share one query; 0 for a query per read. The last read always has its own.
     """
 

@@ -28,28 +28,32 @@ _CHOICES = {
 class DepthReadOptions(Variant):
     """The options of a depth read, checked and counted; ``AttentionOverDepth`` builds it.
 
-    Attributes: granularity: "layer": one read h per layer, whose output is A(n1 h) + F(n2(h + A(n1 h))); "sublayer":
-        a read before A and
-            a read before F. source_kind: "delta": an output is what the layer (or sublayer) adds; "state": its input
-        plus that. block_size: outputs per block; 1 makes every output its own source; 0 where ``blocks`` says it.
+    Attributes:
+        granularity: "layer": one read h per layer, whose output is A(n1 h) + F(n2(h + A(n1 h))); "sublayer": a read
+            before A and a read before F.
+        source_kind: "delta": an output is what the layer (or sublayer) adds; "state": its input plus that.
+        block_size: outputs per block; 1 makes every output its own source; 0 where ``blocks`` says it.
         blocks: about how many blocks, each of ceil(layers / blocks) whole layers; 0 where ``block_size`` says it.
-        block_summary: a block stands for the "mean" or the "sum" of its outputs. window: how many of the most recent
-        outputs are sources of their own as well. query_share: a query per "read", per "group" of ``query_group``
-        layers, or one for "all"; the last read, which feeds the
-            final norm, has its own in any case (choice). query_group: layers in a group. query_rank: rank of the part
-        of the query that depends on the newest source, the unfinished block or the last finished one
-            (choice: the layer's input is known only after the read); 0 for a query that is the same for all tokens.
+        block_summary: a block stands for the "mean" or the "sum" of its outputs.
+        window: how many of the most recent outputs are sources of their own as well, whether or not they are in the
+            unfinished block too.
+        query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which
+            feeds the final norm, has its own in any case (choice).
+        query_group: layers in a group.
+        query_rank: rank of the part of the query that depends on the newest source, which is the unfinished block or
+            the last finished one (choice: the layer's input is known only after the read); 0 for none.
         key_gain: γ per "read" or per source "block", the embedding and the unfinished block included; a recent output
-        uses its
-            block's (choice). position: "linear": bias −slope · distance; "rotary": RoPE over depth. Distances count
-        outputs back from the newest, and a
-            block lies where its last output does (choice). slope: of the linear bias; 1/8 is the third of ALiBi's
-        eight (arXiv 2108.12409, section 3) (choice). sparse: of the embedding and the finished blocks, numbered from
-        0, keep the ``nearest`` newest and every ``every``-th. value_map: one learned D × D map for the model, on the
-        values but not the keys, the identity at first. key_rank: keys are the last so many coordinates of a source; 0
-        where ``key_fraction`` says it. key_fraction: the same as a fraction of D. routing: "replace": h is the read;
-        "add": h is the running sum of all outputs plus the read, which then leaves out the
-            unfinished block; the first read has no source and the final norm gets the running sum.
+            uses its block's (choice).
+        position: "linear": bias −slope · distance; "rotary": RoPE over depth. Distances count outputs back from the
+            newest, and a block lies where its last output does (choice).
+        slope: of the linear bias; 1/8 is the third of ALiBi's eight (arXiv 2108.12409, section 3) (choice).
+        sparse: of the embedding and the finished blocks, numbered from 0, keep the ``nearest`` newest and every
+            ``every``-th (choice: counted from the embedding, not from the reader).
+        value_map: one learned D × D map for the model, on the values but not the keys, the identity at first (choice).
+        key_rank: keys are the last so many coordinates of a source; 0 where ``key_fraction`` says it.
+        key_fraction: the same as a fraction of D.
+        routing: "replace": h is the read; "add": h is the running sum of all outputs plus the read, which then leaves
+            out the unfinished block; the first read has no source and the final norm gets the running sum.
     """
 
     granularity: str = "layer"
@@ -81,8 +85,8 @@ class DepthReadOptions(Variant):
         kind = "one per layer" if self.outputs_per_layer == 1 else "two per layer"
         if (self.block_size > 0) == (self.blocks > 0):
             raise UserError(
-                f"depth.block_size = {self.block_size} and depth.blocks = {self.blocks}: one of them says how outputs are "
-                "grouped; set the other to 0"
+                f"depth.block_size = {self.block_size} and depth.blocks = {self.blocks}: one of them says how outputs "
+                "are grouped; set the other to 0"
             )
         _within("block_size", self.block_size, 0, outputs, f"the model has {outputs} outputs, {kind}")
         _within("blocks", self.blocks, 0, None, "it is a number of blocks")
@@ -106,14 +110,15 @@ class DepthReadOptions(Variant):
             )
         if self.key_rank and self.key_fraction != 1:
             raise UserError(
-                f"depth.key_rank = {self.key_rank} and depth.key_fraction = {self.key_fraction} both say how wide keys are; "
-                "set key_rank to 0 or key_fraction to 1.0"
+                f"depth.key_rank = {self.key_rank} and depth.key_fraction = {self.key_fraction} both say how wide keys "
+                "are; set key_rank to 0 or key_fraction to 1.0"
             )
         _within("key_rank", self.key_rank, 0, shape.width, f"the model's width is {shape.width}")
         key_width = self.key_width(shape)
         if key_width < 1:
             raise UserError(
-                f"depth.key_fraction = {self.key_fraction} leaves no coordinate of width {shape.width}; choose a larger one"
+                f"depth.key_fraction = {self.key_fraction} leaves no coordinate of width {shape.width}; "
+                "choose a larger one"
             )
         if self.position == "rotary" and key_width % 2:
             raise UserError(

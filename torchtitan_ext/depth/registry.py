@@ -2,10 +2,16 @@
 
 from torchtitan_ext.errors import UserError, nearest
 
+from . import attention_over_depth_named, controls, gated_state, mixture_of_depths
 from .variant import Variant
 
 VARIANTS: dict[str, Variant] = {
     "standard": Variant(),
+    "deep_baseline": Variant(summary="standard, by the name it has in comparisons at the size 500M-deep"),
+    **attention_over_depth_named.NAMED,
+    **gated_state.NAMED,
+    **mixture_of_depths.NAMED,
+    **controls.NAMED,
 }
 
 

@@ -1,7 +1,7 @@
 """The depth read: softmax attention of one learned query over what earlier layers left behind, token by token.
 
-Shape suffixes: B = batch, T = tokens, N = B·T tokens, C = tokens of one chunk, D = model width, K = key width (the last K of the
-D coordinates), R = rank of the token-dependent query, n = sources.
+Shape suffixes: B = batch, T = tokens, N = B·T tokens, C = tokens of one chunk, D = model width, K = key width (keys
+are the last K of the D coordinates), R = rank of the token-dependent part of the query, n = sources.
 
 For every token, with sources v_0 … v_(n-1)::
 
@@ -9,16 +9,17 @@ For every token, with sources v_0 … v_(n-1)::
     logit_i = ⟨w_i + Σ_r c_r u_ir, k_i⟩ · (mean(k_i²) + eps)^(-1/2) + bias_i
     α = softmax_i(logit)        h = Σ_i α_i s_i v_i
 
-which is attention with the key RMSNorm(v_i) ⊙ γ and the query q when w_i = q ⊙ γ (Kimi Team, arXiv 2603.15031, section 3:
-h_l = Σ α_(i→l) v_i with the kernel exp(qᵀ RMSNorm(k))). A query that turns with the depth index, a gain per source, a mean in
-place of a sum (s_i = 1/count) and a bias by distance are all choices of w, s and bias: the sources stay as they are.
+With w_i = q ⊙ γ this is attention with the query q and the keys RMSNorm(v_i) ⊙ γ (Kimi Team, arXiv 2603.15031,
+section 3). A query that turns with the depth index, a gain per source, a mean in place of a sum (s_i = 1 / count) and
+a bias by distance are choices of w, s and bias: the sources stay as they are.
 
-``depth_read_reference`` is the definition, in plain autograd. ``depth_read`` computes the same without stacking the sources. It
-keeps references to them and three numbers per source and token or less, and walks through the tokens in chunks small enough to
-stay in cache between the pass that makes the weights and the pass that uses them: what costs time here is moving the sources
-through memory, once forward and once backward, not the arithmetic.
+``depth_read_reference`` is the definition, in plain autograd. ``depth_read`` computes the same without stacking the
+sources. For backward it keeps references to them, two numbers per source and token (logit and inverse RMS) and one
+per token (the log-sum-exp). What costs time here is moving the sources through memory, not arithmetic, so both passes
+walk through the tokens in chunks: while a chunk of every source is in cache, first the weights are made from it and
+then the sum.
 
-Softmax, mean squares and sums are in fp32, or in fp64 for fp64 sources, whatever the sources' type; the result has their type.
+Softmax, mean squares and sums are in fp32, or in fp64 for fp64 sources; the result has the sources' type.
 """
 
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ import torch
 from torch.autograd.function import once_differentiable
 
 EPS = 1e-6
-"""Added to a source's mean square. Small beside the mean square 4e-4 of an embedding drawn with standard deviation 0.02."""
+"""Added to a source's mean square; small beside 4e-4, that of an embedding drawn with standard deviation 0.02."""
 
 _CPU_CHUNK_ELEMENTS = 512 * 1024
-"""Elements of a source in one chunk: 192 KiB in fp32, so that a few chunks fit in a core's level-2 cache together."""
+"""Elements of one source in a chunk. Two MiB in fp32: small for the cache that a core shares, large for the work of
+starting an operation, which on several threads is more."""
 _DEVICE_CHUNK_ELEMENTS = 32 * 1024 * 1024
-"""The same elsewhere, where launching a kernel costs more than a cache miss: bounds the temporary copies in fp32."""
+"""The same on a GPU, where a chunk bounds the temporary copies in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +82,8 @@ def depth_weights(sources: Sequence[torch.Tensor], query: DepthQuery) -> torch.T
 def depth_read(sources: Sequence[torch.Tensor], query: DepthQuery) -> torch.Tensor:
     """The depth read [B, T, D] of sources [B, T, D].
 
-    Differentiable once, in the sources and in the query's tensors. Inside a compiled graph the definition takes over: there
-    the compiler fuses it.
+    Differentiable once, in the sources and in the query's tensors. Inside a compiled graph the definition takes over,
+    for there the compiler does the fusing.
     """
     if torch.compiler.is_compiling():
         return depth_read_reference(sources, query)
@@ -122,11 +124,13 @@ def _keys(v_CD: torch.Tensor, key_width: int) -> torch.Tensor:
 class _DepthRead(torch.autograd.Function):
     """``depth_read`` with its derivative written out.
 
-    With g = dL/dh, β_i = dL/dα_i = s_i ⟨g, v_i⟩, δ_i = dL/dlogit_i = α_i (β_i − Σ_j α_j β_j), r_i the inverse RMS of k_i, l_i the
-    logit without its bias, and m_i = δ_i s_i r_i::
+    With g = dL/dh, β_i = dL/dα_i = s_i ⟨g, v_i⟩, δ_i = dL/dlogit_i = α_i (β_i − Σ_j α_j β_j), r_i the inverse RMS of
+    k_i, l_i the logit without its bias, and m_i = δ_i s_i r_i::
 
         dL/dv_i = α_i s_i g + [last K] ( m_i (w_i + Σ_r c_r u_ir) − δ_i l_i (s_i r_i)² v_i / K )
-        dL/dw_i = Σ_tokens m_i v_i[-K:]      dL/du_ir = Σ_tokens c_r m_i v_i[-K:]      dL/dc_r = Σ_i m_i ⟨u_ir, v_i[-K:]⟩
+        dL/dw_i = Σ_tokens m_i v_i[-K:]
+        dL/du_ir = Σ_tokens c_r m_i v_i[-K:]
+        dL/dc_r = Σ_i m_i ⟨u_ir, v_i[-K:]⟩
     """
 
     @staticmethod
@@ -248,6 +252,7 @@ class _LowRank:
         self.d_c_NR[span].addcmul_(self.dots(i, k_CK), m_C1)
 
     def gradients(self, query: DepthQuery) -> tuple[torch.Tensor, torch.Tensor]:
-        assert query.basis_nRK is not None and query.coefficients_BTR is not None
+        assert query.basis_nRK is not None
+        assert query.coefficients_BTR is not None
         d_c_BTR = self.d_c_NR.view(query.coefficients_BTR.shape)
         return self.d_u_nRK.to(query.basis_nRK.dtype), d_c_BTR.to(query.coefficients_BTR.dtype)

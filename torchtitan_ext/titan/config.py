@@ -108,6 +108,7 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
         ),
         heldout_every=run.heldout.every,
         heldout_tokens=run.heldout.tokens,
+        depth_every=run.logging.depth_every,
         debug=DebugConfig(seed=run.seed, deterministic=training.deterministic, enable_structured_logging=False),
         comm=CommConfig(train_timeout_seconds=600, trace_buf_size=0 if on_cpu else 20_000),
     )

@@ -101,6 +101,14 @@ class HeldOut:
         model._skip_lm_head = skipped_head
         return sums
 
+    def first_batch(
+        self, model: nn.Module, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, object]]:
+        """The first windows of this rank's share: inputs and labels [micro_batch, T], the model's other arguments."""
+        share = np.resize(self.chosen[self.rank * self.micro_batch :] or self.chosen, self.micro_batch)
+        inputs, labels = to_batch(self.windows.batch(share), self.eot_id, self.document_mask)
+        return inputs["input"].to(device), labels.to(device), self._extras(model, inputs, device)
+
     def _extras(self, model: nn.Module, inputs: dict[str, torch.Tensor], device: torch.device) -> dict[str, object]:
         if "positions" not in inputs:
             return {}

@@ -17,6 +17,9 @@ from torchtitan.tools.logging import logger
 
 from torchtitan_ext.run_folder import RunFolder
 
+from .diagnostics import DepthNumbers
+from .pictures import map_picture, series_picture
+
 
 @dataclass
 class Progress:
@@ -116,10 +119,25 @@ class RunMetrics(MetricsProcessor):
             f"perplexity {metrics['heldout/perplexity']:.2f}  bits per byte {metrics['heldout/bits_per_byte']:.4f}"
         )
 
-    def _write(self, step: int, metrics: dict[str, float]) -> None:
+    def log_depth(self, step: int, numbers: DepthNumbers) -> None:
+        """Log numbers by depth: scalars and maps to the record, scalars and pictures to TensorBoard."""
+        scalars = {
+            f"depth/{name}/{index:02}": value
+            for name, values in numbers.series.items()
+            for index, value in enumerate(values)
+        }
+        self._write(step, scalars, maps={f"depth/{name}": rows for name, rows in numbers.maps.items()})
+        if self.writer is not None:
+            for name, rows in numbers.maps.items():
+                self.writer.add_figure(f"depth/{name}", map_picture(name, rows), step)
+            for name, values in numbers.series.items():
+                self.writer.add_figure(f"depth/{name}", series_picture(name, values), step)
+            self.writer.flush()
+
+    def _write(self, step: int, metrics: dict[str, float], maps: dict[str, list[list[float]]] | None = None) -> None:
         if dist.get_rank() != 0:
             return
-        self.folder.append_metrics(step, metrics)
+        self.folder.append_metrics(step, {**metrics, **(maps or {})})
         if self.writer is not None:
             for tag, value in metrics.items():
                 self.writer.add_scalar(tag, value, step)

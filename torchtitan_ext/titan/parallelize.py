@@ -41,15 +41,7 @@ def parallelize(
     model.parallelize(parallel_dims)
 
     policy = ac_config.build(dump_folder=dump_folder) if ac_config is not None else None
-    compiling = compile_config.enable and "model" in compile_config.components
-    by_sublayer = any(layer.regions != ("forward",) for layer in model.layers.values())
-    if not by_sublayer:
-        if policy is not None:
-            policy.apply(model)
-        if compiling:
-            apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
-    else:
-        _prepare_sublayers(model, policy, compile_config.backend if compiling else None)
+    checkpoint_and_compile(model, policy, compile_config, parallel_dims)
 
     mesh, mesh_dims = resolve_fsdp_mesh(parallel_dims)
     apply_fsdp_to_decoder(
@@ -80,6 +72,23 @@ def _declare_replicated(model: nn.Module) -> None:
                 module._sharding_config = ShardingConfig(state_shardings=placements)
 
 
+def checkpoint_and_compile(
+    model: DepthDecoder,
+    policy: ActivationCheckpointing | None,
+    compile_config: CompileConfig,
+    parallel_dims: ParallelDims,
+) -> None:
+    """Wrap the layers for activation checkpointing and compilation, each region one full graph."""
+    compiling = compile_config.enable and "model" in compile_config.components
+    if any(layer.link.grows for layer in model.layers.values()):
+        _prepare_sublayers(model, policy, compile_config.backend if compiling else None)
+        return
+    if policy is not None:
+        policy.apply(model)
+    if compiling:
+        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+
+
 def _prepare_sublayers(model: DepthDecoder, policy: ActivationCheckpointing | None, backend: str | None) -> None:
     """Compile and checkpoint layers whose depth state grows.
 
@@ -97,6 +106,9 @@ def _prepare_sublayers(model: DepthDecoder, policy: ActivationCheckpointing | No
                 run = torch.compile(run, backend=backend, fullgraph=True)
             if run is not getattr(layer, region):
                 setattr(layer, region, run)
+        if backend is not None:
+            for kernel in layer.kernels:
+                setattr(layer, kernel, torch.compile(getattr(layer, kernel), backend=backend, fullgraph=True))
     if policy is not None and full:
         policy.apply(model)
 

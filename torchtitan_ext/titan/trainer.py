@@ -22,6 +22,7 @@ from data_prep.dataset import TokenDataset
 from torchtitan_ext.run_folder import RunFolder
 
 from .checkpoints import saved_steps
+from .diagnostics import look_inside
 from .heldout import HeldOut
 from .loader import Batch, WindowLoader
 from .metrics import Progress, RunMetrics
@@ -33,6 +34,7 @@ class DepthTrainer(Trainer):
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         heldout_every: int = 0
+        depth_every: int = 0
         heldout_tokens: int = 0
         start: Annotated[Callable | None, tyro.conf.Suppress] = None
         """Called with the rank before anything is allocated."""
@@ -50,7 +52,7 @@ class DepthTrainer(Trainer):
         super().__init__(config)
         # Its own group on the CPU, so that asking every step whether to stop never waits for the device.
         self.control_group = dist.new_group(backend="gloo")
-        self.heldout = self._build_heldout() if config.heldout_every else None
+        self.heldout = self._build_heldout() if config.heldout_every or config.depth_every else None
 
     def _build_heldout(self) -> HeldOut:
         config = self.config
@@ -104,6 +106,9 @@ class DepthTrainer(Trainer):
             # Before the checkpoint of this step is written: a run resumed from it has the number already.
             result = self.heldout.evaluate(self.model_parts[0], self.train_context, self.device)
             self.metrics_processor.log_heldout(self.step, result.metrics())
+        if self.heldout is not None and self.config.depth_every and self.step % self.config.depth_every == 0:
+            numbers = look_inside(self.model_parts[0], self.heldout, self.train_context, self.device)
+            self.metrics_processor.log_depth(self.step, numbers)
 
     def _evaluates(self, step: int) -> bool:
         every = self.config.heldout_every

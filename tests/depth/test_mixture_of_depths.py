@@ -1,0 +1,162 @@
+"""Mixture-of-depths attention as a whole model: against its definition, and where it must agree with the standard one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from torchtitan.models.common.attention import FlexAttention
+
+from torchtitan_ext.depth.attention import FusedAttention, document_mask
+from torchtitan_ext.depth.build import decoder_config
+from torchtitan_ext.depth.mixture_of_depths import NAMED, MixtureOfDepths
+from torchtitan_ext.depth.variant import Variant
+from torchtitan_ext.errors import UserError
+from torchtitan_ext.sizes import SIZES
+
+EVERY = {
+    **NAMED,
+    "attention_alone": MixtureOfDepths(feed_forward_writes=False),
+    "every_second": MixtureOfDepths(write_every=2),
+    "post_norm": MixtureOfDepths(post_norm=True),
+}
+
+
+def written_out(
+    slow: Any, tokens: torch.Tensor, positions: Sequence[int], every: int = 1, feed_forward: bool = True, post: bool = False
+) -> torch.Tensor:
+    """The definition: one softmax over the sequence and over all that was written at the token."""
+    x = slow.embed(tokens)
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i in range(slow.shape.layers):
+        attention_norm, ffn_norm = slow.of(i, "attention_norm.weight"), slow.of(i, "ffn_norm.weight")
+        q, k, v = slow.qkv(i, x if post else slow.norm(x, attention_norm))
+        q, k = slow.rotate(q, positions), slow.rotate(k, positions)
+        y = slow.attend(i, q, k, v, positions, written)
+        x = x + (slow.norm(y, attention_norm) if post else y)
+        h = x if post else slow.norm(x, ffn_norm)
+        if i % every == 0 and i < slow.shape.layers - 1:
+            written.append((k, v))
+            if feed_forward:
+                both = h @ slow.of(i, "link.feed_forward_kv.weight").T
+                key, value = both.unflatten(-1, (2, *k.shape[1:])).unbind(1)
+                written.append((slow.rotate(key, positions), value))
+        y = slow.feed_forward(i, h)
+        x = x + (slow.norm(y, ffn_norm) if post else y)
+    return slow.logits(x)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_equals_the_definition(checks: Any, name: str) -> None:
+    variant = EVERY[name]
+    options = (variant.write_every, variant.feed_forward_writes, variant.post_norm)
+    checks.equals_slow(variant, lambda *args: written_out(*args, *options), moved=0.1, layers=4)
+
+
+def test_the_first_layer_is_the_standard_one_to_the_bit(checks: Any) -> None:
+    tokens = checks.tokens_of()
+    model, standard = checks.build(NAMED["moda"]), checks.build(Variant())
+    x, keys, values = model.layers["0"](model.stream.start(model.tok_embeddings(tokens)), None)
+    assert torch.equal(x, standard.layers["0"](standard.tok_embeddings(tokens), None))
+    assert len(keys) == len(values) == 2
+    assert not torch.equal(model(tokens), standard(tokens))
+
+
+def test_depth_logits_do_not_depend_on_the_position(checks: Any) -> None:
+    """A query and a key of one token are turned alike. A sequence of one token has no other keys than those."""
+    model, token = checks.build(NAMED["moda"], moved=0.3).double(), torch.tensor([[5]])
+    here, there = (model(token, positions=torch.tensor([[position]])) for position in (0, 41))
+    torch.testing.assert_close(here, there, **checks.tolerance)
+
+
+def test_layers_write_by_reference(checks: Any) -> None:
+    """The cache holds the very tensors that the layers made: it grows by references, not by copies."""
+    model = checks.build(NAMED["moda"])
+    state = model.stream.start(model.tok_embeddings(checks.tokens_of()))
+    for layer in model.layers.values():
+        before, state = state, layer(state, None)
+        for old, new in zip(before[1] + before[2], state[1][: len(before[1])] + state[2][: len(before[2])], strict=True):
+            assert old is new
+    assert len(state[1]) == 2 * (len(model.layers) - 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_later_tokens_and_other_documents_change_nothing(checks: Any, name: str) -> None:
+    checks.is_causal(EVERY[name])
+
+
+def test_flex_attention_gives_what_the_explicit_mask_gives(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs mask documents with FlexAttention. A CPU runs it without gradients and uncompiled, but runs it."""
+    monkeypatch.setattr(FlexAttention, "_compiled_flex_attn", staticmethod(flex_attention))
+    shape, variant, tokens = checks.small_shape(width=64), NAMED["moda"], checks.tokens_of(16)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]] * 2)
+    outputs = []
+    for attention, mask in ((FusedAttention.Config(), document_mask), (FlexAttention.Config(block_size=16), None)):
+        config = decoder_config(shape, variant, seq_len=16, inner_attention=attention, make_mask=mask)
+        model = config.build()
+        model.init_states()
+        flex = mask is None
+        with torch.no_grad():
+            masks = model._create_flex_attention_mask_for_document(positions, config.first_attention) if flex else None
+            outputs.append(model(tokens, positions=positions, attention_masks=masks))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["moda", "attention_alone"])
+def test_regions_compile_to_the_same_graphs_at_any_depth(checks: Any, name: str) -> None:
+    checks.compiles(EVERY[name], layers=9, deeper=13)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_counts_are_those_of_the_built_model(checks: Any, name: str) -> None:
+    checks.counts_are_those_of_the_model(EVERY[name], list(SIZES))
+
+
+def test_size_of_the_source() -> None:
+    """Table 3: the feed-forward's keys and values add 36.7M parameters to 36 layers of width 1024 with two queries to a key. The
+    last layer's are left out here."""
+    from torchtitan_ext.sizes import Shape
+
+    shape = Shape(layers=36, width=1024, heads=16, kv_heads=8, ffn_width=4096, vocab_size=64)
+    added = NAMED["moda"].parameters(shape)
+    assert round((added + added // 35) / 1e6, 1) == 705.7 - 669.0 + 1.0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_flops_are_those_that_are_computed(checks: Any, name: str) -> None:
+    """The matrices as PyTorch counts them; the softmax over depth, layer by layer, as the docstring counts it."""
+    variant, shape = EVERY[name], checks.small_shape(6)
+    written, elementwise = 0, 0
+    for layer in range(6):
+        elementwise += 4 * 32 * written + (32 if written else 0)
+        if layer % variant.write_every == 0 and layer < 5:
+            written += 2 if variant.feed_forward_writes else 1
+            elementwise += 3 * 16 if variant.feed_forward_writes else 0
+    # The kernel that gives a log-sum-exp is not among those that PyTorch counts.
+    missing = 5 * 12 * 32 * 12
+    counted = checks.matrix_flops(variant, shape) + missing
+    assert variant.flops_per_token(shape, 32) == counted + 3 * elementwise
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layers", [24, 48])
+@pytest.mark.parametrize("name", EVERY)
+def test_deep_models_have_finite_gradients(checks: Any, name: str, layers: int, dtype: torch.dtype) -> None:
+    checks.trains_finitely(EVERY[name], layers, dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "message"),
+    [
+        ({"write_every": 0}, 4, "1 (every layer writes) to 3 (the first alone)"),
+        ({"write_every": 4}, 4, "depth.write_every is 4"),
+        ({}, 1, "model.layers is 1, make it 2 or more"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(checks: Any, options: dict[str, Any], layers: int, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        checks.build(replace(MixtureOfDepths(), **options), checks.small_shape(layers))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,28 @@
+"""Pictures of numbers by depth for TensorBoard."""
+
+from matplotlib.figure import Figure
+
+
+def map_picture(name: str, rows: list[list[float]]) -> Figure:
+    """A map of weights, one row per read and one column per source; what a read does not see is left white."""
+    width = max(len(row) for row in rows)
+    figure = Figure(figsize=(6, 5), dpi=90, layout="constrained")
+    axes = figure.subplots()
+    padded = [row + [float("nan")] * (width - len(row)) for row in rows]
+    image = axes.imshow(padded, aspect="auto", interpolation="nearest", vmin=0.0, vmax=1.0, cmap="viridis")
+    axes.set_xlabel("source, oldest first (0 is the embedding)")
+    axes.set_ylabel("read, in order of depth")
+    axes.set_title(name.replace("_", " "))
+    figure.colorbar(image, label="mean weight over tokens")
+    return figure
+
+
+def series_picture(name: str, values: list[float]) -> Figure:
+    """One number per layer or read as a line over depth."""
+    figure = Figure(figsize=(6, 3), dpi=90, layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(len(values)), values, marker="o", markersize=3)
+    axes.set_xlabel("layer or read, in order of depth")
+    axes.set_title(name.replace("_", " "))
+    axes.grid(alpha=0.3)
+    return figure
