@@ -154,6 +154,7 @@ class ListModel:
                         x = x * len(self.outputs[(done - 1) // self.size * self.size :])
                 down, up = self.learned["query_down"][row], self.learned["query_up"][row]
                 query = query + (x / rms(x)) @ down.T @ up
+            query = query / math.sqrt(self.key_width)
             logits = []
             for value, block, position in sources:
                 key = value[..., value.shape[-1] - self.key_width :]

@@ -85,11 +85,17 @@ class Launch:
 
 @pytest.fixture(scope="session")
 def train_many(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, RunFolder]]:
-    """``train_many({name: overrides}, ranks=2)`` trains all these runs in one launch and returns their folders."""
+    """``train_many({name: overrides}, ranks=2)`` trains all these runs in one launch and returns their folders;
+    ``prepare(name, folder)`` may fill a run's folder first."""
 
-    def train(runs: dict[str, list[str]], ranks: int = 2) -> dict[str, RunFolder]:
+    def train(
+        runs: dict[str, list[str]], ranks: int = 2, prepare: Callable[[str, Path], None] | None = None
+    ) -> dict[str, RunFolder]:
         base = tmp_path_factory.mktemp("many")
         folders = {name: base / name for name in runs}
+        if prepare is not None:
+            for name, folder in folders.items():
+                prepare(name, folder)
         (base / "runs.json").write_text(json.dumps({str(folders[name]): runs[name] for name in runs}))
         worker = Path(__file__).with_name("many_runs.py")
         command = [

@@ -130,6 +130,7 @@ class DepthStream(Stream):
         vectors_mK = self.queries[read.query_row].to(dtype).unsqueeze(0)
         if self.variant.query_rank:
             vectors_mK = torch.cat([vectors_mK, self.query_up[read.row].to(dtype)])
+        vectors_mK = vectors_mK * vectors_mK.shape[-1] ** -0.5
         if self.variant.position == "rotary":
             vectors_nmK = _rotate(vectors_mK, [read.position - source.position for source in read.sources])
         else:
