@@ -68,10 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-tokens",
         type=_positive,
-        default=1 << 24,
+        default=1 << 23,
         metavar="N",
         help="a shard ends at the first block of documents that brings it to N tokens; "
-        "an interrupted run loses at most the unfinished shard (default: 16777216)",
+        "an interrupted run loses at most the unfinished shard (default: 8388608)",
     )
     parser.add_argument(
         "--workers",

@@ -46,10 +46,11 @@ class ShardWriter:
         if not self._waiting:
             return None
         name = f"{self._split}/{self._number:05d}.safetensors"
-        data = save({TENSOR: np.concatenate(self._waiting, dtype=self._dtype)})
+        tokens = np.concatenate(self._waiting, dtype=self._dtype)
+        self._waiting = []
+        data = save({TENSOR: tokens})
         write_file(self._folder / name, data)
         shard = Shard(file=name, tokens=self.tokens, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        self._waiting = []
         self.tokens = 0
         self._number += 1
         return shard

@@ -3,6 +3,7 @@ together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def small_shape(layers: int = 4, **numbers: int) -> Shape:
 
 
 def build(variant: Variant, shape: Shape | None = None, *, documents: bool = False, moved: float = 0.0) -> DepthDecoder:
-    """A decoder with its initial weights; what the variant learns is moved away from them by ``moved`` normal numbers."""
+    """A decoder with its initial weights; to what the variant adds, normal numbers times ``moved`` are added."""
     mask = document_mask if documents else None
     config = decoder_config(
         shape or small_shape(), variant, seq_len=32, inner_attention=FusedAttention.Config(), make_mask=mask
@@ -38,7 +39,7 @@ def build(variant: Variant, shape: Shape | None = None, *, documents: bool = Fal
     model.init_states()
     for name, parameter in model.named_parameters():
         if ".link." in name or name.startswith("stream."):
-            generator = torch.Generator().manual_seed(len(name))
+            generator = torch.Generator().manual_seed(crc32(name.encode()))
             parameter.data += moved * torch.randn(parameter.shape, generator=generator)
     return model
 
@@ -75,7 +76,7 @@ class SlowDecoder:
         return x / (x.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * weight
 
     def qkv(self, layer: int, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, N, H], keys and values [T, K, H]. A key head's rows are those of its queries, its key, its value."""
+        """Queries [T, N, H], keys and values [T, K, H]. A key head's rows: its queries, its key, its value."""
         s = self.shape
         groups = (h @ self.of(layer, "attention.qkv_linear.wqkv.weight").T).unflatten(-1, (s.kv_heads, -1, s.head_dim))
         per_key = s.heads // s.kv_heads
@@ -101,8 +102,8 @@ class SlowDecoder:
         positions: Sequence[int],
         depth: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ) -> torch.Tensor:
-        """Attention for queries and keys that are turned, over each token's document so far and over ``depth``'s (key, value)
-        pairs at the token itself; with the output projection, [T, D]."""
+        """Attention for queries and keys that are turned, over each token's document so far and over the (key, value)
+        pairs of ``depth`` at the token itself; with the output projection, [T, D]."""
         rows = []
         for t in range(len(positions)):
             heads = []
@@ -186,7 +187,7 @@ class Checks:
             assert flops == shape.flops_per_token(64) + variant.flops_per_token(shape, 64)
 
     def matrix_flops(self, variant: Variant, shape: Shape) -> float:
-        """FLOPs per token of matrix products beyond the standard model's, forward and backward, as PyTorch counts them."""
+        """FLOPs per token in matrix products beyond the standard model's, forward and backward, counted by PyTorch."""
 
         def counted(of: Variant) -> int:
             model = build(of, shape, moved=0.1)
@@ -208,7 +209,7 @@ class Checks:
                 assert parameter.grad.isfinite().all(), name
 
     def compiles(self, variant: Variant, layers: int = 5, deeper: int = 9) -> None:
-        """Each region, as one full graph, computes what it computes eagerly, and a deeper model needs no further graph."""
+        """Each region, as one full graph, gives what it gives eagerly, and a deeper model needs no further graph."""
         graphs = 0
 
         def count(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:

@@ -285,7 +285,7 @@ def test_every_option_changes_the_output(options: dict[str, object]) -> None:
     assert (base - changed).norm() > 1e-4 * base.norm()
 
 
-@pytest.mark.parametrize("first, second", [({"slope": 0.1}, {"slope": 0.2}), ({"every": 3}, {"every": 4})])
+@pytest.mark.parametrize(("first", "second"), [({"slope": 0.1}, {"slope": 0.2}), ({"every": 3}, {"every": 4})])
 def test_numbers_of_an_option_count(first: dict[str, float], second: dict[str, float]) -> None:
     base = AttentionOverDepth(position="linear", sparse=True, nearest=1)
     shape = shape_with(7)

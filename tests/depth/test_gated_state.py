@@ -146,7 +146,7 @@ def test_counts_are_those_of_the_built_model(checks: Any, name: str) -> None:
 
 
 def test_size_of_the_source(checks: Any) -> None:
-    """The source has W_kvm and W_gm in all 6 layers of width 112: 302,400 parameters. The two that do nothing are left out."""
+    """W_kvm and W_gm in all 6 layers of width 112, as the source has them, are 302,400 parameters; two are left out."""
     shape = shape_of("1.2M", 65, width=112)
     one_projection, one_gate = 112 * 224, 112 * 224 + 224
     assert EVERY["m_gate_kv"].parameters(shape) == 302_400 - one_projection - one_gate

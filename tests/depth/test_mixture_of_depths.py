@@ -1,4 +1,5 @@
-"""Mixture-of-depths attention as a whole model: against its definition, and where it must agree with the standard one."""
+"""Mixture-of-depths attention as a whole model: against its definition, and where it must agree with the standard
+one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
-from torchtitan.models.common.attention import FlexAttention
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
+from torchtitan.models.common.attention import FlexAttention, get_causal_mask_mod, get_document_mask_mod
 
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.mixture_of_depths import NAMED, MixtureOfDepths
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
-from torchtitan_ext.sizes import SIZES
+from torchtitan_ext.sizes import SIZES, Shape
 
 EVERY = {
     **NAMED,
@@ -25,7 +26,12 @@ EVERY = {
 
 
 def written_out(
-    slow: Any, tokens: torch.Tensor, positions: Sequence[int], every: int = 1, feed_forward: bool = True, post: bool = False
+    slow: Any,
+    tokens: torch.Tensor,
+    positions: Sequence[int],
+    every: int = 1,
+    feed_forward: bool = True,
+    post: bool = False,
 ) -> torch.Tensor:
     """The definition: one softmax over the sequence and over all that was written at the token."""
     x = slow.embed(tokens)
@@ -77,7 +83,9 @@ def test_layers_write_by_reference(checks: Any) -> None:
     state = model.stream.start(model.tok_embeddings(checks.tokens_of()))
     for layer in model.layers.values():
         before, state = state, layer(state, None)
-        for old, new in zip(before[1] + before[2], state[1][: len(before[1])] + state[2][: len(before[2])], strict=True):
+        for old, new in zip(
+            before[1] + before[2], state[1][: len(before[1])] + state[2][: len(before[2])], strict=True
+        ):
             assert old is new
     assert len(state[1]) == 2 * (len(model.layers) - 1)
 
@@ -92,21 +100,22 @@ def test_flex_attention_gives_what_the_explicit_mask_gives(checks: Any, monkeypa
     monkeypatch.setattr(FlexAttention, "_compiled_flex_attn", staticmethod(flex_attention))
     shape, variant, tokens = checks.small_shape(width=64), NAMED["moda"], checks.tokens_of(16)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]] * 2)
+    allowed = and_masks(get_causal_mask_mod(), get_document_mask_mod(positions))
+    blocks = create_block_mask(allowed, 2, None, 16, 16, device="cpu", BLOCK_SIZE=16)
     outputs = []
     for attention, mask in ((FusedAttention.Config(), document_mask), (FlexAttention.Config(block_size=16), None)):
         config = decoder_config(shape, variant, seq_len=16, inner_attention=attention, make_mask=mask)
         model = config.build()
         model.init_states()
-        flex = mask is None
         with torch.no_grad():
-            masks = model._create_flex_attention_mask_for_document(positions, config.first_attention) if flex else None
-            outputs.append(model(tokens, positions=positions, attention_masks=masks))
+            outputs.append(model(tokens, positions=positions, attention_masks=blocks if mask is None else None))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["moda", "attention_alone"])
-def test_regions_compile_to_the_same_graphs_at_any_depth(checks: Any, name: str) -> None:
-    checks.compiles(EVERY[name], layers=9, deeper=13)
+@pytest.mark.parametrize(("name", "layers"), [("moda", 5), ("attention_alone", 9)])
+def test_regions_compile_to_the_same_graphs_at_any_depth(checks: Any, name: str, layers: int) -> None:
+    """The shallower model's layers read up to 8 entries, which takes every size of chunk."""
+    checks.compiles(EVERY[name], layers=layers, deeper=layers + 3)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -115,13 +124,10 @@ def test_counts_are_those_of_the_built_model(checks: Any, name: str) -> None:
 
 
 def test_size_of_the_source() -> None:
-    """Table 3: the feed-forward's keys and values add 36.7M parameters to 36 layers of width 1024 with two queries to a key. The
-    last layer's are left out here."""
-    from torchtitan_ext.sizes import Shape
-
+    """Table 3, row 4 against row 3: 705.7M − 669.0M parameters at 36 layers of width 1024 with two queries to a key,
+    which is 35 matrices, the last layer's left out."""
     shape = Shape(layers=36, width=1024, heads=16, kv_heads=8, ffn_width=4096, vocab_size=64)
-    added = NAMED["moda"].parameters(shape)
-    assert round((added + added // 35) / 1e6, 1) == 705.7 - 669.0 + 1.0
+    assert round(NAMED["moda"].parameters(shape) / 1e6, 1) == 36.7
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -134,10 +140,7 @@ def test_flops_are_those_that_are_computed(checks: Any, name: str) -> None:
         if layer % variant.write_every == 0 and layer < 5:
             written += 2 if variant.feed_forward_writes else 1
             elementwise += 3 * 16 if variant.feed_forward_writes else 0
-    # The kernel that gives a log-sum-exp is not among those that PyTorch counts.
-    missing = 5 * 12 * 32 * 12
-    counted = checks.matrix_flops(variant, shape) + missing
-    assert variant.flops_per_token(shape, 32) == counted + 3 * elementwise
+    assert variant.flops_per_token(shape, 32) == checks.matrix_flops(variant, shape) + 3 * elementwise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

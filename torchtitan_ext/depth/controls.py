@@ -16,46 +16,15 @@ from torch import nn
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import Shape
 
-from . import initial
+from . import initial, skips
 from .attention_stages import attend, project
 from .decoder import DepthLayer
+from .pair import Pair, PairLink, PairStream
 from .state import Link, Site, Stream
 from .variant import Variant
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""The residual stream x and an earlier activation that is carried beside it, both [B, T, D]."""
-
 ValuePair = tuple[torch.Tensor, torch.Tensor | None]
 """The residual stream x [B, T, D], and the first layer's values [B, T, K, H] once there are any."""
-
-
-class PairLink(Link):
-    """The standard residual connection on the first of a pair. Links with a role of their own subclass it."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Link.Config):
-        pass
-
-    def read(self, state: Pair, site: Site) -> torch.Tensor:
-        return state[0]
-
-    def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
-        return x_BTD + y_BTD, state[1]
-
-
-class PairStream(Stream):
-    """The embedding is carried at the start; the final norm reads the residual stream."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Stream.Config):
-        pass
-
-    def start(self, x_BTD: torch.Tensor) -> Pair:
-        # A view: were both one tensor object, the first layer would be compiled for that, apart from all others.
-        return x_BTD, x_BTD.view_as(x_BTD)
-
-    def finish(self, state: Pair) -> torch.Tensor:
-        return state[0]
 
 
 # Residual scalars
@@ -207,4 +176,5 @@ class ValueResidual(Variant):
 NAMED: dict[str, Variant] = {
     "residual_scalars": ResidualScalars(),
     "value_residual": ValueResidual(),
+    **skips.NAMED,
 }

@@ -16,7 +16,7 @@ from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import Shape
 
 from . import initial
-from .controls import Pair, PairLink, PairStream
+from .pair import Pair, PairLink, PairStream
 from .state import Link, Site, Stream
 from .variant import Variant
 

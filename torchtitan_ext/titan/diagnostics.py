@@ -51,18 +51,21 @@ def look_inside(model: nn.Module, heldout: HeldOut, context: SpmdContext, device
 
 @contextmanager
 def _output_sizes(model: nn.Module) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """The root mean square of what each layer's attention and feed-forward put out, in order of depth."""
+    """The root mean square of what each layer's attention and feed-forward put out, in order of depth.
+
+    Attention is caught at its output projection: a variant may go through its parts without calling it as a whole.
+    """
     sizes: dict[str, list[torch.Tensor]] = {}
 
     def keep(name: str, output: torch.Tensor) -> None:
         sizes.setdefault(name, []).append(output.float().square().mean().sqrt())
 
     handles = []
+    names = {"attention.wo": "attention_output_rms", "feed_forward": "feed_forward_output_rms"}
     for path, module in model.named_modules():
-        kind = path.rpartition(".")[2]
-        if kind in ("attention", "feed_forward"):
-            name = f"{kind}_output_rms"
-            handles.append(module.register_forward_hook(lambda _m, _i, output, name=name: keep(name, output)))
+        for ending, name in names.items():
+            if path.endswith(f".{ending}"):
+                handles.append(module.register_forward_hook(lambda _m, _i, output, name=name: keep(name, output)))
     try:
         yield sizes
     finally:

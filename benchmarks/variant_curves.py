@@ -1,0 +1,135 @@
+"""Train variants beside the standard model at the 10M size on one corpus, and draw each curve against the standard's.
+
+Resumable: finished runs are left alone, an interrupted one goes on. Writes a picture per variant and a Markdown table.
+
+example: python benchmarks/variant_curves.py data/books --variants control_block m_gate_kv --docs docs
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from launch.torchrun import default_processes, torchrun_command, torchrun_environment
+from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.titan.graphs import count_graphs
+
+RUN_FILE = Path(__file__).resolve().parent.parent / "train_configs" / "books_10m.yaml"
+LOSS, HELDOUT = "loss_metrics/global_avg_loss", "heldout/loss"
+BEGIN, END = "<!-- results: written by benchmarks/variant_curves.py -->", "<!-- end of results -->"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="the prepared data set's folder")
+    parser.add_argument("--variants", nargs="+", default=[name for name in VARIANTS if not name.startswith("deep_")])
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-3], help="the first one is drawn (default: 1e-3)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/variant_curves"), help="where the runs are kept")
+    parser.add_argument("--docs", type=Path, help="also write pictures and the table of docs/variants.md")
+    parser.add_argument("--nproc", type=int, default=default_processes())
+    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="-- --section.key value")
+    args = parser.parse_args()
+    names = ["standard", *(name for name in args.variants if name != "standard")]
+    for lr in args.lr:
+        for name in names:
+            train(name, lr, args)
+    if args.docs is not None:
+        write_docs(names, args)
+    return 0
+
+
+def folder_of(name: str, lr: float, args: argparse.Namespace) -> RunFolder:
+    return RunFolder(args.runs / f"{name}-lr{lr:g}")
+
+
+def train(name: str, lr: float, args: argparse.Namespace) -> None:
+    folder = folder_of(name, lr, args)
+    status = folder.status()
+    if status is not None and status["state"] in ("finished", "diverged"):
+        print(f"{folder.path.name}: {status['state']} at step {status['step']}", flush=True)
+        return
+    arguments = [
+        *("--config-file", str(RUN_FILE), "--name", folder.path.name, "--folder", str(folder.path)),
+        *("--data.path", args.data, "--model.variant", name, "--optimizer.lr", str(lr), "--training.steps", "200"),
+        *(argument for argument in args.overrides if argument != "--"),
+    ]
+    command = torchrun_command(arguments, processes=args.nproc, log_folder=folder.path / "logs")
+    print(f"{folder.path.name}: training", flush=True)
+    subprocess.run(command, env=torchrun_environment(args.nproc), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status = folder.status() or {}
+    print(f"{folder.path.name}: {status.get('state')} at step {status.get('step')}", flush=True)
+
+
+def curve(folder: RunFolder, name: str) -> tuple[list[int], list[float]]:
+    points = [(record["step"], record[name]) for record in folder.metrics() if name in record]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def write_docs(names: list[str], args: argparse.Namespace) -> None:
+    pictures = args.docs / "pictures" / "variants"
+    pictures.mkdir(parents=True, exist_ok=True)
+    rows = []
+    standard = folder_of("standard", args.lr[0], args)
+    for name in names:
+        runs = [folder_of(name, lr, args) for lr in args.lr]
+        if not all((run.status() or {}).get("state") in ("finished", "diverged") for run in runs):
+            continue
+        if name != "standard":
+            draw(name, runs[0], standard).savefig(pictures / f"{name}.png", dpi=100)
+        rows.append(row(name, runs, standard, args))
+    heldout = " | ".join(f"held-out loss, lr {lr:g} (difference)" for lr in args.lr)
+    header = f"| variant | parameters | FLOPs | graphs | {heldout} | worst grad norm |"
+    table = "\n".join([header, "|---" * (5 + len(args.lr)) + "|", *rows])
+    page = args.docs / "variants.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+
+
+def row(name: str, runs: list[RunFolder], standard: RunFolder, args: argparse.Namespace) -> str:
+    facts, base = runs[0].facts(), standard.facts()
+    losses = []
+    for run, lr in zip(runs, args.lr, strict=True):
+        final = last(run, HELDOUT)
+        difference = final - last(folder_of("standard", lr, args), HELDOUT)
+        state = (run.status() or {})["state"]
+        losses.append(f"{final:.3f} ({difference:+.3f})" if state == "finished" else f"diverged at {last_step(run)}")
+    norms = [max(curve(run, "grad_norm")[1][10:], default=float("nan")) for run in runs]
+    added, flops = facts["parameters"] - base["parameters"], facts["flops_per_token"] / base["flops_per_token"] - 1
+    title = name if name == "standard" else f"[{name}](pictures/variants/{name}.png)"
+    cells = [title, f"+{added:,}", f"+{flops:.2%}", str(count_graphs(VARIANTS[name], 24)), *losses, f"{max(norms):.2f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def last(run: RunFolder, name: str) -> float:
+    return curve(run, name)[1][-1]
+
+
+def last_step(run: RunFolder) -> Any:
+    return (run.status() or {})["step"]
+
+
+def draw(name: str, run: RunFolder, standard: RunFolder) -> Figure:
+    """Training loss of both above, held-out difference below."""
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    for folder, label, colour in ((standard, "standard", "0.5"), (run, name, "tab:blue")):
+        upper.plot(*curve(folder, LOSS), label=f"{label}, training", color=colour, alpha=0.5, linewidth=1)
+        upper.plot(*curve(folder, HELDOUT), label=f"{label}, held out", color=colour, marker="o")
+    upper.set_ylabel("loss (nats per token)")
+    upper.legend()
+    (steps, base), (_, found) = curve(standard, HELDOUT), curve(run, HELDOUT)
+    lower.axhline(0, color="0.5", linewidth=1)
+    lower.plot(steps, [b - a for a, b in zip(base, found, strict=False)], marker="o")
+    lower.set_ylabel("held-out difference")
+    lower.set_xlabel("step (4,096 tokens each)")
+    figure.suptitle(f"{name} against standard: 10M size, one seed each")
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
