@@ -2,7 +2,9 @@
 
 Resumable: finished runs are left alone, an interrupted one goes on. Writes a picture per variant and a Markdown table.
 
-example: python benchmarks/variant_curves.py data/books --variants control_block m_gate_kv --docs docs
+Any key of the run file can be set as well.
+
+example: python benchmarks/variant_curves.py data/books --variants control_block --docs docs --training.precision bf16
 """
 
 import argparse
@@ -31,8 +33,7 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs/variant_curves"), help="where the runs are kept")
     parser.add_argument("--docs", type=Path, help="also write pictures and the table of docs/variants.md")
     parser.add_argument("--nproc", type=int, default=default_processes())
-    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="-- --section.key value")
-    args = parser.parse_args()
+    args, args.overrides = parser.parse_known_args()
     names = ["standard", *(name for name in args.variants if name != "standard")]
     for lr in args.lr:
         for name in names:
@@ -55,13 +56,17 @@ def train(name: str, lr: float, args: argparse.Namespace) -> None:
     arguments = [
         *("--config-file", str(RUN_FILE), "--name", folder.path.name, "--folder", str(folder.path)),
         *("--data.path", args.data, "--model.variant", name, "--optimizer.lr", str(lr), "--training.steps", "200"),
-        *(argument for argument in args.overrides if argument != "--"),
+        *args.overrides,
     ]
     command = torchrun_command(arguments, processes=args.nproc, log_folder=folder.path / "logs")
     print(f"{folder.path.name}: training", flush=True)
-    subprocess.run(command, env=torchrun_environment(args.nproc), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (folder.path / "logs").mkdir(parents=True, exist_ok=True)
+    with open(folder.path / "logs" / "console.txt", "a") as log:
+        subprocess.run(command, env=torchrun_environment(args.nproc), stdout=log, stderr=subprocess.STDOUT)
     status = folder.status() or {}
-    print(f"{folder.path.name}: {status.get('state')} at step {status.get('step')}", flush=True)
+    if status.get("state") not in ("finished", "diverged"):
+        raise SystemExit(f"{folder.path.name} did not finish; see {log.name}, then run the same command again")
+    print(f"{folder.path.name}: {status['state']} at step {status['step']}", flush=True)
 
 
 def curve(folder: RunFolder, name: str) -> tuple[list[int], list[float]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from data_prep.files import write_file
 from data_prep.manifest import (
     MANIFEST,
     SPLITS,
@@ -22,6 +21,7 @@ from data_prep.manifest import (
 )
 from data_prep.sources import Cursor
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.files import write_file
 
 JOURNAL = "progress.json"
 LOCK = ".depth-prep.lock"

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep import journal as journals
 from data_prep.encode import EncodedSplit, Encoder
-from data_prep.files import sha256, write_file
+from data_prep.files import sha256
 from data_prep.journal import Journal
 from data_prep.manifest import (
     MANIFEST,
@@ -30,6 +30,7 @@ from data_prep.tokenizer import build
 from data_prep.vocabulary import Vocabulary, read_vocabulary, write_vocabulary
 from data_prep.workers import ordered_map
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.files import write_file
 
 
 def prepare(source: Source, settings: Settings, tokenizer: str, folder: Path, workers: int) -> Manifest:

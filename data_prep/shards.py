@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from data_prep.files import write_file
 from data_prep.manifest import Shard
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.files import write_file
 
 TENSOR = "tokens"
 DTYPES = {"uint16": "U16", "uint32": "U32"}

@@ -8,10 +8,10 @@ import numpy as np
 from safetensors.numpy import load_file, save
 from tokenizers import Tokenizer
 
-from data_prep.files import write_file
 from data_prep.manifest import TOKEN_BYTES, TOKENIZER
 from data_prep.token_bytes import token_bytes
 from data_prep.tokenizer import end_of_text
+from torchtitan_ext.files import write_file
 
 TENSOR = "token_bytes"
 

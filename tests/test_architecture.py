@@ -9,9 +9,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS = {
     "torchtitan_ext/errors.py": set(),
+    "torchtitan_ext/files.py": set(),
     "torchtitan_ext/sizes.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/recipe.py": {"torchtitan_ext.errors", "torchtitan_ext.sizes"},
-    "torchtitan_ext/run_folder.py": {"torchtitan_ext.errors"},
+    "torchtitan_ext/run_folder.py": {"torchtitan_ext.errors", "torchtitan_ext.files"},
     "torchtitan_ext/run_file": {"torchtitan_ext.errors", "torchtitan_ext.run_file"},
     "torchtitan_ext/ops": {"torchtitan_ext.ops", "torch"},
     "torchtitan_ext/depth": {
@@ -26,7 +27,7 @@ ROOMS = {
         "torchtitan.protocols",
         "torchtitan_ext.titan",
     },
-    "data_prep": {"torchtitan_ext.errors", "data_prep"},
+    "data_prep": {"torchtitan_ext.errors", "torchtitan_ext.files", "data_prep"},
     "launch": {
         "torchtitan_ext.errors",
         "torchtitan_ext.resolve",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan_ext.errors import UserError
-from torchtitan_ext.run_folder import FORMAT, RunFolder, write_atomically
+from torchtitan_ext.run_folder import FORMAT, RunFolder
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_status_and_facts_carry_the_format(folder: RunFolder) -> None:
 
 
 def test_another_format_is_refused(folder: RunFolder) -> None:
-    write_atomically(folder.path / "facts.json", json.dumps({"format": FORMAT + 1}))
+    (folder.path / "facts.json").write_text(json.dumps({"format": FORMAT + 1}))
     with pytest.raises(UserError, match=f"format {FORMAT + 1}, this version reads format {FORMAT}"):
         folder.facts()
 

@@ -41,9 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_abbrev=False,
         )
         module.add_arguments(parser)
-        args, args.overrides = parser.parse_known_args(rest)
-        if args.overrides and not getattr(module, "TAKES_OVERRIDES", False):
-            parser.error(f"unrecognized arguments: {' '.join(args.overrides)}")
+        args, unknown = parser.parse_known_args(rest)
+        if unknown and not getattr(module, "TAKES_OVERRIDES", False):
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.overrides = unknown
         return module.run(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

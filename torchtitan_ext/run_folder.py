@@ -15,13 +15,13 @@ Files other than logs are written under a temporary name, flushed and renamed.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.files import write_file
 
 FORMAT = 1
 CONTENTS = frozenset(
@@ -30,16 +30,6 @@ CONTENTS = frozenset(
 STATES = ("running", "stopped", "finished", "diverged", "failed")
 """How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss became infinite
 or NaN."""
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader, or a crash, finds the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 class RunFolder:
@@ -75,10 +65,10 @@ class RunFolder:
         return self._read_json("status.json") if (self.path / "status.json").exists() else None
 
     def write_facts(self, facts: dict[str, Any]) -> None:
-        write_atomically(self.path / "facts.json", json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
+        self._write("facts.json", json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
 
     def write_run(self, text: str) -> None:
-        write_atomically(self.path / "run.yaml", text)
+        self._write("run.yaml", text)
 
     def append_code(self, text: str) -> None:
         with open(self.path / "code.txt", "a", encoding="utf-8") as file:
@@ -87,7 +77,7 @@ class RunFolder:
     def write_status(self, state: str, step: int, steps: int) -> None:
         assert state in STATES, state
         status = {"format": FORMAT, "state": state, "step": step, "steps": steps, "time": time.time()}
-        write_atomically(self.path / "status.json", json.dumps(status) + "\n")
+        self._write("status.json", json.dumps(status) + "\n")
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         record = json.dumps({"step": step, "time": time.time(), **metrics})
@@ -112,7 +102,10 @@ class RunFolder:
         if not self.metrics_path.exists():
             return
         kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
-        write_atomically(self.metrics_path, "".join(kept))
+        self._write("metrics.jsonl", "".join(kept))
+
+    def _write(self, name: str, text: str) -> None:
+        write_file(self.path / name, text.encode())
 
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name

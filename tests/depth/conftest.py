@@ -220,7 +220,7 @@ class Checks:
         def compile_and_compare(model: DepthDecoder) -> None:
             loss, gradients = gradients_of(model)
             for layer in model.layers.values():
-                for region in (*layer.regions, *getattr(layer, "kernels", ())):
+                for region in (*layer.regions, *layer.kernels):
                     setattr(layer, region, torch.compile(getattr(layer, region), backend=count, fullgraph=True))
             compiled_loss, compiled_gradients = gradients_of(model)
             torch.testing.assert_close(compiled_loss, loss, rtol=1e-6, atol=0)

@@ -1,4 +1,4 @@
-"""Attention over depth, checked against lists: a second, slow implementation that keeps every output and sums it anew."""
+"""Attention over depth against lists: a second, slow implementation that keeps every output and sums it anew."""
 
 import math
 from dataclasses import replace
@@ -76,7 +76,7 @@ def turned(x: torch.Tensor, position: int) -> torch.Tensor:
 
 
 class ListModel:
-    """The whole decoder from the definition. The sublayers are the model's own; all that joins them is written out here."""
+    """The whole decoder from the definition. The sublayers are the model's own; all that joins them is here."""
 
     def __init__(self, model: DepthDecoder, variant: AttentionOverDepth, shape: Shape) -> None:
         self.model, self.v, self.shape = model, variant, shape
@@ -176,11 +176,13 @@ class ListModel:
 
 COMBINATIONS = {
     "state sources": AttentionOverDepth(block_size=2, source_kind="state"),
-    "state sources by sublayer": AttentionOverDepth(granularity="sublayer", block_size=3, source_kind="state", window=2),
+    "state sources by sublayer": AttentionOverDepth(
+        granularity="sublayer", block_size=3, source_kind="state", window=2
+    ),
     "added states": AttentionOverDepth(block_size=2, source_kind="state", routing="add", window=3, value_map=True),
     "much at once": AttentionOverDepth(
-        granularity="sublayer", block_size=3, window=2, query_share="group", query_group=2, query_rank=3, key_gain="block",
-        position="rotary", sparse=True, nearest=2, every=3, value_map=True, key_rank=6,
+        granularity="sublayer", block_size=3, window=2, query_share="group", query_group=2, query_rank=3,
+        key_gain="block", position="rotary", sparse=True, nearest=2, every=3, value_map=True, key_rank=6,
     ),
     "input-dependent, turned, added": AttentionOverDepth(
         granularity="sublayer", block_size=2, query_rank=2, position="rotary", routing="add", block_summary="sum"
@@ -229,7 +231,7 @@ def test_zero_queries_give_the_standard_model(options: dict[str, int]) -> None:
 
 
 def test_zero_queries_are_close_to_the_standard_model_with_the_usual_eps() -> None:
-    """A mean of n sources makes the norm's eps count n² times as much: at most n² eps / mean(x²) of the result, twice."""
+    """A mean of n sources makes the norm's eps count n² times as much: n² eps / mean(x²) of the result, or less."""
     shape = shape_with(4, width=64, heads=4, kv_heads=2)
     model, standard = built(NAMED["attnres_block"], shape), built(Variant(), shape)
     tokens = tokens_of(9)

@@ -50,7 +50,7 @@ def test_the_rest_of_the_model_is_the_standard_model(variant: AttentionOverDepth
 
 
 def test_flops_are_the_operations_of_every_read() -> None:
-    """Per source of a read 2 K multiply-adds for logit and mean square and D for the sum; two FLOPs each, three passes."""
+    """Per source of a read K multiply-adds for the logit, K for the mean square, D for the sum; 2 FLOPs, 3 passes."""
     four = shape(layers=4)
     multiply_adds = 64 + 64 + 64
     # After 1, 2, 3 and 4 layers: embedding + unfinished, the same, embedding + block, those + unfinished.
@@ -93,7 +93,7 @@ def test_sources_of_reads_in_order() -> None:
     window = [(recent, 0, 1.0, 2, 5), (recent, 1, 1.0, 2, 6), (recent, 2, 1.0, 3, 7), (recent, 3, 1.0, 3, 8)]
     assert seen(NAMED["block_hybrid_memory"], 8) == [*blocks, (partial, 0, 0.5, 3, 8), *window]
     assert seen(NAMED["delta_attnres"], 0) == []
-    # Blocks of three layers, six outputs: at 14 two are finished, and the two outputs since are in the running sum alone.
+    # Blocks of three layers, six outputs: at 14 two are finished; the two outputs since are in the running sum alone.
     assert seen(NAMED["delta_attnres"], 14) == [(finished, i, 1.0, i, 6 * i) for i in range(3)]
     # The four newest of 0..8, and of the older ones 0 and 4.
     assert [index for _, index, *_ in seen(NAMED["block_sparse_depth"], 24)] == [0, 4, 5, 6, 7, 8]

@@ -1,5 +1,6 @@
 """The gated state against its definition, and what each way of reading it does to the standard model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from torchtitan_ext.depth.gated_state import NAMED, GatedState
+from torchtitan_ext.depth.observe import listening
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import SIZES, shape_of
@@ -128,6 +130,19 @@ def test_multiplying_silences_attention_and_one_plus_m_does_not(checks: Any) -> 
     standard, _, _ = first_layer(Variant())
     assert torch.equal(mended, standard)
     assert gradient.abs().max() > 0
+
+
+def test_gates_are_noted_from_the_first_layer_to_the_last_but_one(checks: Any) -> None:
+    """With weights at zero a gate is the sigmoid of its bias, whatever it is given."""
+    model = checks.build(EVERY["m_gate_kv"])
+    biases = (-1.0, 0.0, 2.0)
+    for layer, bias in zip(model.layers.values(), biases, strict=False):
+        layer.link.gate.weight.data.zero_()
+        layer.link.gate.bias.data.fill_(bias)
+    with listening() as notes:
+        model(checks.tokens_of())
+    expected = [1 / (1 + math.exp(-bias)) for bias in biases]
+    assert [note.item() for note in notes["gate_openness"]] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", EVERY)

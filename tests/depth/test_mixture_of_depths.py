@@ -13,6 +13,7 @@ from torchtitan.models.common.attention import FlexAttention, get_causal_mask_mo
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.mixture_of_depths import NAMED, MixtureOfDepths
+from torchtitan_ext.depth.observe import listening
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import SIZES, Shape
@@ -88,6 +89,17 @@ def test_layers_write_by_reference(checks: Any) -> None:
         ):
             assert old is new
     assert len(state[1]) == 2 * (len(model.layers) - 1)
+
+
+def test_the_share_of_depth_keys_is_noted(checks: Any) -> None:
+    """With queries at zero every key weighs the same: of t + 1 tokens and E entries, E / (t + 1 + E)."""
+    model = checks.build(NAMED["moda"])
+    for layer in model.layers.values():
+        layer.attention.qkv_linear.wqkv.weight.data.zero_()
+    with listening() as notes:
+        model(checks.tokens_of(9))
+    expected = [sum(entries / (t + 1 + entries) for t in range(9)) / 9 for entries in (2, 4, 6)]
+    assert [note.item() for note in notes["depth_key_mass"]] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", EVERY)

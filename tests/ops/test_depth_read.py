@@ -1,4 +1,4 @@
-"""The fused depth read is the depth read: against loops over tokens, against the reference, against finite differences."""
+"""The fused depth read against loops over tokens, against the plain reference, against finite differences."""
 
 import math
 
@@ -93,6 +93,7 @@ def test_both_reads_are_the_formula(options, read) -> None:
 @every_option
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12])
 def test_output_and_gradients_are_the_reference_s(options, n, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(module, "_CPU_CHUNK_ELEMENTS", 7 * D)  # 2 x 19 tokens: five chunks of 7 and one of 3
     sources, query = inputs(n, 19, torch.float64, **options)
     weight_BTD = draw(B, 19, D, dtype=torch.float64, seed=200).detach()
@@ -107,7 +108,7 @@ def test_output_and_gradients_are_the_reference_s(options, n, monkeypatch) -> No
 @every_option
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)])
 def test_low_precision_is_one_rounding_away_from_exact(options, dtype, precision) -> None:
-    """Against fp64 on the same rounded inputs. All arithmetic is in fp32, so a bf16 result is rounded once, at the end."""
+    """Against fp64 on the same inputs. All arithmetic is in fp32, so a bf16 result is rounded once, at the end."""
     sources, query = inputs(9, 33, dtype, **options)
     exact_sources, exact_query = as_double(sources, query)
     weight_BTD = draw(B, 33, D, dtype=dtype, seed=200).detach()

@@ -39,6 +39,7 @@ from torchtitan_ext.sizes import Shape
 from . import initial
 from .attention_stages import attend, project
 from .decoder import DepthLayer
+from .observe import note
 from .state import Link, Stream
 from .variant import Variant
 
@@ -95,8 +96,10 @@ class GatedStateLink(Link):
         """M after this layer, from the feed-forward's normalised input h."""
         if self.gate is None:
             return m_BTD
+        # Detached reads bring M no gradient, so none is recorded on the way to M: the same as detaching at each read.
         g_BTD, c_BTD = self.gate(h_BTD.detach() if self.detach else h_BTD).chunk(2, dim=-1)
         g_BTD, c_BTD = torch.sigmoid(g_BTD), torch.tanh(c_BTD)
+        note("gate_openness", lambda: g_BTD.float().mean())
         return g_BTD * m_BTD + (1 - g_BTD) * c_BTD
 
 

@@ -18,6 +18,7 @@ from torchtitan_ext.sizes import Shape
 from . import initial
 from .attention_stages import output, over_sequence, project
 from .decoder import DepthLayer
+from .observe import note
 from .state import Link, Stream
 from .variant import Variant
 
@@ -76,7 +77,6 @@ class MixtureOfDepthsLayer(DepthLayer):
 
     sublayers: ClassVar[tuple[str, ...]] = ("before_softmax", "after_softmax")
     kernels: ClassVar[tuple[str, ...]] = ("depth_scores", "depth_mix", "depth_gradients")
-    """Functions to compile but not to checkpoint: they run where no gradient is recorded."""
     link: DepthCacheLink
     depth_scores = staticmethod(moda.depth_scores)
     depth_mix = staticmethod(moda.depth_mix)
@@ -124,6 +124,14 @@ class MixtureOfDepthsLayer(DepthLayer):
             q_BTNH, k_BTKH, v_BTKH, keys, values, allowed=attention_masks, scale=attention.scaling, kernels=kernels
         )
 
+    def depth_mass(
+        self, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, keys: tuple[torch.Tensor, ...], attention_masks: Any
+    ) -> torch.Tensor:
+        """The share of the softmax that goes to the cache, averaged over tokens and heads: what attention gives where
+        the values of the sequence are 0 and those of the cache are 1."""
+        zeros, ones = torch.zeros_like(k_BTKH), tuple(torch.ones_like(key) for key in keys)
+        return self.softmax(q_BTNH, k_BTKH, zeros, keys, ones, attention_masks).float().mean()
+
     def after_softmax(
         self, x_BTD: torch.Tensor, heads_BTNH: torch.Tensor, positions: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
@@ -143,6 +151,8 @@ class MixtureOfDepthsLayer(DepthLayer):
         x_BTD, keys, values = state
         q_BTNH, k_BTKH, v_BTKH = self.before_softmax(x_BTD, positions)
         heads_BTNH = self.softmax(q_BTNH, k_BTKH, v_BTKH, keys, values, attention_masks)
+        if keys:
+            note("depth_key_mass", lambda: self.depth_mass(q_BTNH, k_BTKH, keys, attention_masks))
         x_BTD, key, value = self.after_softmax(x_BTD, heads_BTNH, positions)
         if self.link.writes:
             keys, values = (*keys, k_BTKH), (*values, v_BTKH)

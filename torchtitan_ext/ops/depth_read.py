@@ -32,9 +32,9 @@ from torch.autograd.function import once_differentiable
 EPS = 1e-6
 """Added to a source's mean square; small beside 4e-4, that of an embedding drawn with standard deviation 0.02."""
 
-_CPU_CHUNK_ELEMENTS = 512 * 1024
-"""Elements of one source in a chunk. Two MiB in fp32: small for the cache that a core shares, large for the work of
-starting an operation, which on several threads is more."""
+_CPU_CHUNK_ELEMENTS = 1024 * 1024
+"""Elements of one source in a chunk, for each CPU thread. Four MiB in fp32: small for the cache that cores share, large
+beside the cost of starting an operation on several threads, which on a busy machine is a time slice."""
 _DEVICE_CHUNK_ELEMENTS = 32 * 1024 * 1024
 """The same on a GPU, where a chunk bounds the temporary copies in fp32."""
 
@@ -113,7 +113,8 @@ def _accumulation_dtype(source: torch.Tensor) -> torch.dtype:
 def _split(tensor_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Views [C, D] of a tensor [B, T, D] (or copies, where its strides allow no view), chunk by chunk."""
     tensor_ND = tensor_BTD.reshape(-1, tensor_BTD.shape[-1])
-    elements = _CPU_CHUNK_ELEMENTS if tensor_BTD.device.type == "cpu" else _DEVICE_CHUNK_ELEMENTS
+    on_cpu = tensor_BTD.device.type == "cpu"
+    elements = _CPU_CHUNK_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_CHUNK_ELEMENTS
     return tensor_ND.split(max(1, elements // tensor_ND.shape[-1]))
 
 

@@ -250,7 +250,7 @@ class Logging(_Section):
 
     every: Whole = Field(default=10, gt=0, description="steps between logged lines")
     tensorboard: bool = Field(default=True, description="write TensorBoard event files too")
-    depth_every: Whole = Field(0, ge=0, description="steps between looks inside the model by depth; 0: never")
+    depth_every: Whole = Field(default=0, ge=0, description="steps between looks inside the model by depth; 0: never")
 
 
 @dataclass(frozen=True)

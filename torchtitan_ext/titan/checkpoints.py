@@ -20,7 +20,7 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.dcp import AsyncMode
 from torchtitan.tools.logging import logger
 
-from torchtitan_ext.run_folder import write_atomically
+from torchtitan_ext.files import write_file
 
 FILE_LIST = "files.json"
 
@@ -55,7 +55,7 @@ class Checkpoints(CheckpointManager):
         result = super().dcp_save(state_dict, str(temporary), async_mode, enable_garbage_collection, to_hf)
         if dist.get_rank() == 0:
             sizes = {file.name: file.stat().st_size for file in sorted(temporary.iterdir())}
-            write_atomically(temporary / FILE_LIST, json.dumps(sizes, indent=1) + "\n")
+            write_file(temporary / FILE_LIST, json.dumps(sizes, indent=1).encode())
             if final.exists():
                 shutil.rmtree(final)
             os.replace(temporary, final)
