@@ -34,9 +34,10 @@ class Variant:
         return Stream.Config()
 
     def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
-        """Layer number ``layer``, from the configs of its attention, feed-forward and norms (``parts``). Override it
-        only
-        where the variant changes what happens inside a sublayer."""
+        """Layer number ``layer``, from the configs of its attention, feed-forward and norms (``parts``).
+
+        To be overridden only where the variant changes what happens inside a sublayer.
+        """
         return DepthLayer.Config(**parts, link=self.link(shape, layer))
 
     def parameters(self, shape: Shape) -> int:
@@ -50,8 +51,8 @@ class Variant:
     def with_options(self, options: Mapping[str, Any], where: Callable[[str], str]) -> "Variant":
         """This variant with some options replaced, as a run file's ``depth`` section asks.
 
-        ``where`` says where the key ``depth.NAME`` was given. Raises ``UserError`` for an option the family does not have or
-        a value of the wrong type.
+        ``where`` says where the key ``depth.NAME`` was given. Raises ``UserError`` for an option the family does not
+        have or a value of the wrong type.
         """
         known = {field.name for field in fields(self)} - {"summary", "source"}
         for name, value in options.items():

@@ -164,16 +164,16 @@ class _DepthRead(torch.autograd.Function):
                 torch.mv(k_CK, w_K, out=dot_C)
                 if low_rank is not None:
                     dot_C += (low_rank.dots(i, k_CK) * low_rank.c_NR[span]).sum(-1)
-                torch.linalg.vector_norm(k_CK, dim=-1, out=rms_C)
+                torch.linalg.vector_norm(_keys(v_CD, key_width), dim=-1, dtype=dtype, out=rms_C)
             rms_nC.mul_(scale_n1).square_().div_(key_width).add_(query.eps).rsqrt_()
             dot_nC.mul_(scale_n1).mul_(rms_nC)
             biased_nC = dot_nC + bias_n1
             lse_C = torch.logsumexp(biased_nC, 0, out=lse_N[span])
             share_nC1 = ((biased_nC - lse_C).exp_() * scale_n1).unsqueeze(-1).unbind()
             sum_CD = out_CD if out_CD.dtype == dtype else torch.empty_like(out_CD, dtype=dtype)
-            torch.mul(v_nCD[0].to(dtype), share_nC1[0], out=sum_CD)
+            torch.mul(v_nCD[0], share_nC1[0], out=sum_CD)
             for v_CD, share_C1 in zip(v_nCD[1:], share_nC1[1:], strict=True):
-                sum_CD.addcmul_(v_CD.to(dtype), share_C1)
+                sum_CD.addcmul_(v_CD, share_C1)
             if sum_CD is not out_CD:
                 out_CD.copy_(sum_CD)
 
