@@ -160,7 +160,7 @@ class _DepthRead(torch.autograd.Function):
             span = slice(start, start := start + len(out_CD))
             dot_nC, rms_nC = logit_nN[:, span], inverse_rms_nN[:, span]
             for i, (v_CD, w_K, dot_C, rms_C) in enumerate(zip(v_nCD, w_nK, dot_nC, rms_nC, strict=True)):
-                k_CK = _keys(v_CD.to(dtype), key_width)
+                k_CK = _keys(v_CD, key_width).to(dtype)
                 torch.mv(k_CK, w_K, out=dot_C)
                 if low_rank is not None:
                     dot_C += (low_rank.dots(i, k_CK) * low_rank.c_NR[span]).sum(-1)
@@ -212,7 +212,7 @@ class _DepthRead(torch.autograd.Function):
             share_nC1 = alpha_nC.mul_(scale_n1).unsqueeze(-1)
             rows = zip(v_nCD, d_nCD, w_nK, d_w_nK, share_nC1, pull_nC1, m_nC, strict=True)
             for i, (v_CD, target_CD, w_K, d_w_K, share_C1, pull_C1, m_C) in enumerate(rows):
-                k_CK = _keys(v_CD.to(dtype), key_width)
+                k_CK = _keys(v_CD, key_width).to(dtype)
                 d_CD = target_CD if target_CD.dtype == dtype else work_CD
                 d_k_CK = _keys(torch.mul(g_CD, share_C1, out=d_CD), key_width)
                 d_k_CK.addcmul_(k_CK, pull_C1).addr_(m_C, w_K)
