@@ -1,6 +1,8 @@
 """Mixture-of-depths attention against a loop over tokens and heads, against one softmax, and against numerical
 gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -180,20 +182,21 @@ def test_the_backward_pass_keeps_no_copies_and_no_scores() -> None:
     assert sum(kept.values()) == out.nbytes + out[..., 0].numel() * out.element_size()
 
 
-def test_entries_are_handled_in_chunks_of_few_sizes() -> None:
-    """Functions that are compiled per size compile a few times, however many entries there are."""
+def test_entries_are_handled_in_chunks_of_one_size() -> None:
+    """Functions that are compiled per size compile once, however many entries there are."""
     seen: list[int] = []
 
-    def scores(q: torch.Tensor, keys: moda.Tensors, scale: float) -> torch.Tensor:
+    def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = arguments[3:5]
         seen.append(len(keys))
-        return moda.depth_scores(q, keys, scale)
+        assert len({id(tensor) for tensor in (*keys, *values)}) == 2 * len(keys), "every tensor is one of its own"
+        return moda.depth_forward(*arguments)
 
     for entries in range(1, 40):
         seen.clear()
         tensors = inputs(entries, tokens=2)
-        moda.attend_with_depth(*split(tensors), kernels=moda.DepthKernels(scores=scores))
-        assert sum(seen) == entries
-        assert set(seen) <= set(moda.CHUNKS)
+        moda.attend_with_depth(*split(tensors), kernels=moda.DepthKernels(forward=forward))
+        assert seen == [moda.CHUNK] * -(-entries // moda.CHUNK)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import FlexAttention
 
@@ -46,8 +47,11 @@ class DepthCacheLink(Link):
     def key_value(self, h_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The feed-forward's key (before rotary positions) and value, each [B, T, K, H], from its input."""
         assert self.feed_forward_kv is not None
-        k_BTKH, v_BTKH = self.feed_forward_kv(h_BTD).unflatten(-1, (-1, self.head_dim)).chunk(2, dim=2)
-        return k_BTKH, v_BTKH
+        # Two products with the halves of one matrix: halves of one product would be views with strides of their own,
+        # which compiled code tells from the attention's keys and values.
+        k_weight, v_weight = self.feed_forward_kv.weight.chunk(2)
+        heads = (-1, self.head_dim)
+        return F.linear(h_BTD, k_weight).unflatten(-1, heads), F.linear(h_BTD, v_weight).unflatten(-1, heads)
 
 
 class DepthCacheStream(Stream):
@@ -68,7 +72,8 @@ class MixtureOfDepthsLayer(DepthLayer):
     """A layer over the residual stream and the cache.
 
     Compiled in pieces that do not know how many entries the cache has: what comes before the softmax, what comes after
-    it, and the kernels that the softmax runs, forward and backward, on a chunk of entries.
+    it, and the kernels that the softmax runs, forward and backward, on a chunk of entries. What only some layers do,
+    writing a key and a value of the feed-forward, is left outside: it would be a graph of its own.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -76,11 +81,10 @@ class MixtureOfDepthsLayer(DepthLayer):
         post_norm: bool
 
     sublayers: ClassVar[tuple[str, ...]] = ("before_softmax", "after_softmax")
-    kernels: ClassVar[tuple[str, ...]] = ("depth_scores", "depth_mix", "depth_gradients")
+    kernels: ClassVar[tuple[str, ...]] = ("depth_forward", "depth_backward")
     link: DepthCacheLink
-    depth_scores = staticmethod(moda.depth_scores)
-    depth_mix = staticmethod(moda.depth_mix)
-    depth_gradients = staticmethod(moda.depth_gradients)
+    depth_forward = staticmethod(moda.depth_forward)
+    depth_backward = staticmethod(moda.depth_backward)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -107,7 +111,7 @@ class MixtureOfDepthsLayer(DepthLayer):
         attention = self.attention
         if not keys:
             return over_sequence(attention, q_BTNH, k_BTKH, v_BTKH, attention_masks)
-        kernels = moda.DepthKernels(self.depth_scores, self.depth_mix, self.depth_gradients)
+        kernels = moda.DepthKernels(self.depth_forward, self.depth_backward)
         if isinstance(attention.inner_attention, FlexAttention):
             return attention.inner_attention(
                 q_BTNH,
@@ -132,20 +136,13 @@ class MixtureOfDepthsLayer(DepthLayer):
         zeros, ones = torch.zeros_like(k_BTKH), tuple(torch.ones_like(key) for key in keys)
         return self.softmax(q_BTNH, k_BTKH, zeros, keys, ones, attention_masks).float().mean()
 
-    def after_softmax(
-        self, x_BTD: torch.Tensor, heads_BTNH: torch.Tensor, positions: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The residual stream after the layer, and the key and value that its feed-forward writes, if it writes any."""
+    def after_softmax(self, x_BTD: torch.Tensor, heads_BTNH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream after the layer, and the feed-forward's input, [B, T, D]."""
         y_BTD = output(self.attention, heads_BTNH)
         x_BTD = x_BTD + (self.attention_norm(y_BTD) if self.post_norm else y_BTD)
         h_BTD = x_BTD if self.post_norm else self.ffn_norm(x_BTD)
-        key = value = None
-        if self.link.feed_forward_kv is not None:
-            key, value = self.link.key_value(h_BTD)
-            # rope turns queries and keys together; there are no queries here, and the compiler drops the copy.
-            _, key = self.attention.rope(key, key, positions)
         y_BTD = self.feed_forward(h_BTD)
-        return x_BTD + (self.ffn_norm(y_BTD) if self.post_norm else y_BTD), key, value
+        return x_BTD + (self.ffn_norm(y_BTD) if self.post_norm else y_BTD), h_BTD
 
     def forward(self, state: DepthCache, attention_masks: Any, positions: torch.Tensor | None = None) -> DepthCache:
         x_BTD, keys, values = state
@@ -153,11 +150,14 @@ class MixtureOfDepthsLayer(DepthLayer):
         heads_BTNH = self.softmax(q_BTNH, k_BTKH, v_BTKH, keys, values, attention_masks)
         if keys:
             note("depth_key_mass", lambda: self.depth_mass(q_BTNH, k_BTKH, keys, attention_masks))
-        x_BTD, key, value = self.after_softmax(x_BTD, heads_BTNH, positions)
+        x_BTD, h_BTD = self.after_softmax(x_BTD, heads_BTNH)
         if self.link.writes:
             keys, values = (*keys, k_BTKH), (*values, v_BTKH)
-        if key is not None and value is not None:
-            keys, values = (*keys, key), (*values, value)
+        if self.link.feed_forward_kv is not None:
+            k_BTKH, v_BTKH = self.link.key_value(h_BTD)
+            # rope turns queries and keys together; with no queries here, one head of the keys stands in.
+            _, k_BTKH = self.attention.rope(k_BTKH[:, :, :1], k_BTKH, positions)
+            keys, values = (*keys, k_BTKH), (*values, v_BTKH)
         return x_BTD, keys, values
 
 

@@ -22,6 +22,7 @@ Accumulation is in fp32, or in fp64 for fp64 inputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -30,26 +31,33 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 Tensors = tuple[torch.Tensor, ...]
 
-CHUNKS = (8, 4, 2, 1)
-"""Depth entries handled by one call. Any number of entries is a sum of these, so functions that are compiled per
-chunk compile four times, however many layers there are."""
+CHUNK = 4
+"""Depth entries handled by one call. The last chunk is filled up with entries that a bias of −∞ leaves out, so
+functions that are compiled per chunk compile once, however many layers there are."""
 
 
-def depth_scores(q_BTNH: torch.Tensor, keys: Tensors, scale: float) -> torch.Tensor:
-    """The logits d_e of one chunk, [E, B, T, N]."""
-    q_BTKGH = _grouped(_widened(q_BTNH), keys[0].shape[2])
-    return torch.stack([(q_BTKGH * k.unsqueeze(3)).sum(-1).flatten(2) * scale for k in keys])
+def depth_forward(
+    out_BTNH: torch.Tensor,
+    lse_BTN: torch.Tensor,
+    q_BTNH: torch.Tensor,
+    keys: Tensors,
+    values: Tensors,
+    bias_E: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take one chunk into the softmax: the output and log-sum-exp over what was there and the chunk's entries."""
+    heads = keys[0].shape[2]
+    q = _grouped(_widened(q_BTNH), heads)
+    scores = [(q * key.unsqueeze(3)).sum(-1).flatten(2) * scale for key in keys]
+    scores_EBTN = torch.stack(scores) + bias_E[:, None, None, None]
+    z_BTN = torch.logaddexp(lse_BTN, scores_EBTN.logsumexp(0))
+    out = _grouped(out_BTNH * torch.exp(lse_BTN - z_BTN).unsqueeze(-1), heads)
+    for p_BTN, value in zip(torch.exp(scores_EBTN - z_BTN).unbind(0), values, strict=True):
+        out = out + _grouped(p_BTN.unsqueeze(-1), heads) * value.unsqueeze(3)
+    return out.flatten(2, 3), z_BTN
 
 
-def depth_mix(sum_BTNH: torch.Tensor, p_EBTN: torch.Tensor, values: Tensors) -> torch.Tensor:
-    """``sum_BTNH`` plus one chunk's Σ_e p_e v_e."""
-    sum_BTKGH = _grouped(sum_BTNH, values[0].shape[2])
-    for p_BTN, v in zip(p_EBTN.unbind(0), values, strict=True):
-        sum_BTKGH = sum_BTKGH + _grouped(p_BTN.unsqueeze(-1), v.shape[2]) * v.unsqueeze(3)
-    return sum_BTKGH.flatten(2, 3)
-
-
-def depth_gradients(
+def depth_backward(
     grad_BTNH: torch.Tensor,
     dot_BTN: torch.Tensor,
     z_BTN: torch.Tensor,
@@ -57,6 +65,7 @@ def depth_gradients(
     grad_q_BTNH: torch.Tensor,
     keys: Tensors,
     values: Tensors,
+    bias_E: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, Tensors, Tensors]:
     """One chunk's backward pass, from ∂o, ⟨∂o, o⟩ and Z: ``grad_q_BTNH`` plus its part of ∂q, and ∂k_e, ∂v_e."""
@@ -65,9 +74,9 @@ def depth_gradients(
     grad_q = _grouped(grad_q_BTNH, heads)
     dot, z = _grouped(dot_BTN.unsqueeze(-1), heads), _grouped(z_BTN.unsqueeze(-1), heads)
     grad_keys, grad_values = [], []
-    for key, value in zip(keys, values, strict=True):
+    for key, value, bias in zip(keys, values, bias_E.unbind(0), strict=True):
         k, v = key.unsqueeze(3), value.unsqueeze(3)
-        p = torch.exp((q * k).sum(-1, keepdim=True) * scale - z)
+        p = torch.exp((q * k).sum(-1, keepdim=True) * scale + bias - z)
         grad_score = p * ((grad * v).sum(-1, keepdim=True) - dot) * scale
         grad_q = grad_q + grad_score * k
         grad_keys.append((grad_score * q).sum(3).to(key.dtype))
@@ -76,11 +85,10 @@ def depth_gradients(
 
 
 class DepthKernels(NamedTuple):
-    """The three elementwise functions above, or compiled versions of them."""
+    """The two elementwise functions above, or compiled versions of them."""
 
-    scores: Callable[..., torch.Tensor] = depth_scores
-    mix: Callable[..., torch.Tensor] = depth_mix
-    gradients: Callable[..., tuple[torch.Tensor, Tensors, Tensors]] = depth_gradients
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor]] = depth_forward
+    backward: Callable[..., tuple[torch.Tensor, Tensors, Tensors]] = depth_backward
 
 
 EAGER = DepthKernels()
@@ -217,13 +225,9 @@ def _joined(
     """The joint output, in the inputs' type, and Z [B, T, N], from the sequence part's."""
     # Detached: a compiled kernel then sees the same kind of tensor in training and in evaluation.
     q, depth = q.detach(), tuple(tensor.detach() for tensor in depth)
-    keys, values = _halves(depth)
-    scores_EBTN = torch.cat([kernels.scores(q, keys[chunk], scale) for chunk in _chunks(len(keys))])
-    z = torch.logaddexp(lse, scores_EBTN.logsumexp(0))
-    p_EBTN = torch.exp(scores_EBTN - z)
-    out = _widened(sequence_out) * torch.exp(lse - z).unsqueeze(-1)
-    for chunk in _chunks(len(keys)):
-        out = kernels.mix(out, p_EBTN[chunk], values[chunk])
+    out, z = _widened(sequence_out), lse
+    for keys, values, bias, _ in _chunks(*_halves(depth), z.dtype):
+        out, z = kernels.forward(out, z, q, keys, values, bias, scale)
     return out.to(q.dtype), z
 
 
@@ -239,13 +243,13 @@ def _depth_backward(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """``grad_q`` with the depth part added, in q's type, and the gradients of the depth keys and values."""
     q = q.detach()
-    keys, values = _halves(tuple(tensor.detach() for tensor in depth))
+    entries = _halves(tuple(tensor.detach() for tensor in depth))
     grad_keys: list[torch.Tensor] = []
     grad_values: list[torch.Tensor] = []
-    for chunk in _chunks(len(keys)):
-        grad_q, of_keys, of_values = kernels.gradients(grad_out, dot, z, q, grad_q, keys[chunk], values[chunk], scale)
-        grad_keys += of_keys
-        grad_values += of_values
+    for keys, values, bias, real in _chunks(*entries, z.dtype):
+        grad_q, of_keys, of_values = kernels.backward(grad_out, dot, z, q, grad_q, keys, values, bias, scale)
+        grad_keys += of_keys[:real]
+        grad_values += of_values[:real]
     return grad_q.to(q.dtype), grad_keys + grad_values
 
 
@@ -311,12 +315,25 @@ def _additive(allowed: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor 
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, -torch.inf)
 
 
-def _chunks(entries: int) -> Iterator[slice]:
-    start = 0
-    for size in CHUNKS:
-        while entries - start >= size:
-            yield slice(start, start + size)
-            start += size
+def _chunks(keys: Tensors, values: Tensors, dtype: torch.dtype) -> Iterator[tuple[Tensors, Tensors, torch.Tensor, int]]:
+    """The entries ``CHUNK`` at a time: keys, values, the bias [E] that leaves out what fills the last chunk up, and how
+    many are real."""
+    for start in range(0, len(keys), CHUNK):
+        some_keys, some_values = keys[start : start + CHUNK], values[start : start + CHUNK]
+        real = len(some_keys)
+        bias = torch.zeros(CHUNK, dtype=dtype, device=keys[0].device)
+        if real < CHUNK:
+            bias[real:] = -torch.inf
+            fillers = _fillers(keys[0].shape, keys[0].dtype, keys[0].device)
+            some_keys, some_values = some_keys + fillers[real:CHUNK], some_values + fillers[CHUNK + real :]
+        yield some_keys, some_values, bias, real
+
+
+@lru_cache(maxsize=2)
+def _fillers(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """Zeros to fill a chunk of keys and one of values up with, each a tensor of its own: a compiled function would be
+    compiled again for a call that gives it the same tensor twice."""
+    return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * CHUNK))
 
 
 def _halves(depth: Tensors) -> tuple[Tensors, Tensors]:
