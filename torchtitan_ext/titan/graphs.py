@@ -13,11 +13,11 @@ from torchtitan_ext.sizes import shape_of
 from .parallelize import checkpoint_and_compile
 
 
-def count_graphs(variant: Variant, layers: int) -> int:
+def count_graphs(variant: Variant, layers: int, backend: str = "eager") -> int:
     """Graphs that two training steps of a narrow model with ``layers`` layers compile, in this process on the CPU.
 
     A region that cannot be one full graph, or that meets the compiler's limit of recompilations, raises: nothing falls
-    back to eager. Forgets what was compiled before, also by others.
+    back to eager. ``backend`` is what a graph is handed to. Forgets what was compiled before, also by others.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -25,7 +25,7 @@ def count_graphs(variant: Variant, layers: int) -> int:
     model = decoder_config(shape, variant, seq_len=8, inner_attention=FusedAttention.Config()).build()
     model.init_states()
     dims = ParallelDims.from_config(ParallelismConfig(), world_size=1)
-    checkpoint_and_compile(model, None, CompileConfig(enable=True, backend="eager"), dims)
+    checkpoint_and_compile(model, None, CompileConfig(enable=True, backend=backend), dims)
     tokens = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
     for _ in range(2):
         logits = model(tokens[:, :-1])
