@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Two files of tests at a time: those that start processes spend half of their time on waiting for them.
+PARALLEL := --numprocesses 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-quick lint format clean
 
@@ -19,10 +22,10 @@ quickstart: $(VENV)/.installed
 	$(BIN)/depth quickstart
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-quick: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
