@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Two files of tests at a time: those that start processes spend half of their time on waiting for them.
-PARALLEL := --numprocesses 2 --dist loadfile
+PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-quick lint format clean

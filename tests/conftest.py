@@ -14,3 +14,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "torchtitan_ext.cli", "prep", "builtin", "--tokenizer", "bpe:512"]
     subprocess.run([*command, "--heldout-fraction", "0.05", "--out", str(out)], check=True)
     return out
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that start training processes: run last, they would keep one worker busy alone."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
