@@ -38,7 +38,7 @@ ROOMS = {
         "torch",  # to count GPUs
     },
 }
-OURS = ("torchtitan_ext", "data_prep", "launch", "eval", "torch", "torchtitan")
+OURS = ("torchtitan_ext", "data_prep", "launch", "torch", "torchtitan")
 
 
 def imports(path: Path) -> set[str]:
@@ -72,7 +72,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
 
 def test_only_titan_touches_torchtitans_insides() -> None:
     """All of torchtitan but its model building blocks is for ``titan`` alone (the entry starts the logger too)."""
-    for path in sorted((ROOT / "torchtitan_ext").rglob("*.py")) + files("launch") + files("eval"):
+    for path in sorted((ROOT / "torchtitan_ext").rglob("*.py")) + files("launch"):
         where = path.relative_to(ROOT)
         if where.parts[1] == "titan" or where.name == "train.py":
             continue
@@ -81,8 +81,6 @@ def test_only_titan_touches_torchtitans_insides() -> None:
                 assert name.startswith(("torchtitan.models", "torchtitan.protocols")), f"{where} imports {name}"
 
 
-def test_training_and_launching_do_not_know_evaluation_nor_evaluation_the_launcher() -> None:
-    for path in files("eval"):
-        assert not any(name.startswith("launch") for name in imports(path)), path
+def test_training_does_not_know_the_launcher() -> None:
     for path in sorted((ROOT / "torchtitan_ext").rglob("*.py")):
-        assert not any(name.startswith(("eval", "launch")) for name in imports(path)), path
+        assert not any(name.startswith("launch") for name in imports(path)), path
