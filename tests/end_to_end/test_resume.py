@@ -134,6 +134,16 @@ def test_another_run_is_refused_before_anything_is_touched(unbroken: RunFolder, 
     assert files == after
 
 
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(launch: Callable[..., Any]) -> None:
+    run = launch("diverged", "--optimizer.lr", "1e30", "--optimizer.warmup_steps", "0", ranks=1)
+    assert run.wait() != 0
+    assert "Loss is not finite" in run.output
+    status = run.folder.status()
+    assert status is not None
+    assert status["state"] == "diverged"
+    assert status["step"] < 10
+
+
 def test_damaged_data_are_refused(launch: Callable[..., Any], dataset: Path) -> None:
     shard = next((dataset / "train").iterdir())
     content = shard.read_bytes()

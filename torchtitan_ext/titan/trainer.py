@@ -124,8 +124,8 @@ class DepthTrainer(Trainer):
         return not asked.item()
 
     def _request_stop(self, number: int, frame: Any) -> None:
-        if self.stop_requested:
-            raise KeyboardInterrupt(f"second {signal.Signals(number).name}: leaving at once")
+        # Ctrl-C reaches this process twice, from the terminal and from torchrun, so a second signal says nothing more.
+        # torchrun kills what has not left after 30 seconds.
         self.stop_requested = True
 
     def _report(self, state: str) -> None:
