@@ -188,5 +188,5 @@ def _check_parallelism(run: Run, ranks: int) -> None:
 
 def _check_data(run: Run, dataset: TokenDataset, batch_tokens: int) -> None:
     Windows(dataset.split("train"), run.data.seq_len, batch=batch_tokens // run.data.seq_len)
-    if run.heldout.every:
+    if run.heldout.every or run.logging.depth_every:
         Windows(dataset.split("heldout"), run.data.seq_len)

@@ -46,6 +46,7 @@ out; with blocks of 1, the 2 nearest and every 3rd it ends at 2.62 after one jum
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -227,8 +228,9 @@ class DepthLink(Link):
 
 def _note_weights(sources: Sequence[torch.Tensor], query: DepthQuery) -> None:
     """Note the weights' average over tokens, and the average entropy (nats) of a token's weights."""
-    note("attention_map", lambda: depth_weights(sources, query).mean(dim=(0, 1)))
-    note("attention_entropy", lambda: torch.special.entr(depth_weights(sources, query)).sum(-1).mean())
+    weights_BTn = cache(lambda: depth_weights(sources, query))
+    note("attention_map", lambda: weights_BTn().mean(dim=(0, 1)))
+    note("attention_entropy", lambda: torch.special.entr(weights_BTn()).sum(-1).mean())
 
 
 def _device_tensor(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

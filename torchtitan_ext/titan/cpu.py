@@ -97,14 +97,13 @@ def measured_peak_flops(device_name: str = "") -> float:
     return 2 * size**3 / best
 
 
-def use_cpu_without_accelerator() -> bool:
-    """Point torchtitan at the CPU when no accelerator is there; returns whether it did."""
+def use_cpu_without_accelerator() -> None:
+    """Point torchtitan at the CPU when no accelerator is there."""
     from torchtitan.tools import utils
 
     if torch.accelerator.is_available():
-        return False
+        return
     utils.device_type = "cpu"
     utils.device_module = CpuDevice
     utils.get_local_device = lambda: torch.device("cpu")
     utils.get_peak_flops = measured_peak_flops
-    return True

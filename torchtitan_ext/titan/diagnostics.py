@@ -29,7 +29,7 @@ def look_inside(model: nn.Module, heldout: HeldOut, context: SpmdContext, device
     The windows are the same for every run on the data. Gradient norms are those after clipping. Collective: every rank
     calls it and gets the averages over all of them.
     """
-    inputs, _, extras = heldout.first_batch(model, device)
+    inputs, extras = heldout.first_batch(model, device)
     with torch.no_grad(), listening() as notes, _output_sizes(model) as sizes, context():
         model(inputs, **extras)
     noted = {**notes, **sizes}

@@ -96,18 +96,17 @@ class HeldOut:
                 logits.flatten(0, 1).float(), labels.flatten().to(device), reduction="none", ignore_index=IGNORE_INDEX
             )
             scored = labels[labels != IGNORE_INDEX]
-            sums += torch.tensor([nats.double().sum().item(), scored.numel(), self.token_bytes[scored].sum()])
+            batch = [nats.double().sum().item(), scored.numel(), self.token_bytes[scored].sum().item()]
+            sums += torch.tensor(batch, dtype=torch.float64)
         model.train(was_training)
         model._skip_lm_head = skipped_head
         return sums
 
-    def first_batch(
-        self, model: nn.Module, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, object]]:
-        """The first windows of this rank's share: inputs and labels [micro_batch, T], the model's other arguments."""
+    def first_batch(self, model: nn.Module, device: torch.device) -> tuple[torch.Tensor, dict[str, object]]:
+        """The first windows of this rank's share: inputs [micro_batch, T] and the model's other arguments."""
         share = np.resize(self.chosen[self.rank * self.micro_batch :] or self.chosen, self.micro_batch)
-        inputs, labels = to_batch(self.windows.batch(share), self.eot_id, self.document_mask)
-        return inputs["input"].to(device), labels.to(device), self._extras(model, inputs, device)
+        inputs, _ = to_batch(self.windows.batch(share), self.eot_id, self.document_mask)
+        return inputs["input"].to(device), self._extras(model, inputs, device)
 
     def _extras(self, model: nn.Module, inputs: dict[str, torch.Tensor], device: torch.device) -> dict[str, object]:
         if "positions" not in inputs:
