@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from torchtitan_ext.ops.depth_read import DepthQuery, depth_read, depth_read_reference
+from torchtitan_ext.ops.depth_query import DepthQuery, depth_read_reference
+from torchtitan_ext.ops.depth_read import depth_read
 
 READS: dict[str, Callable[[list[torch.Tensor], DepthQuery], torch.Tensor]] = {
     "reference": depth_read_reference,

@@ -15,7 +15,7 @@ from torchtitan_ext.depth.attention_over_depth_named import NAMED
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.variant import Variant
-from torchtitan_ext.ops.depth_read import depth_weights
+from torchtitan_ext.ops.depth_query import depth_weights
 from torchtitan_ext.sizes import Shape, shape_of
 
 VOCABULARY = 61

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torchtitan_ext.ops import depth_read as module
-from torchtitan_ext.ops.depth_read import DepthQuery, depth_read, depth_read_reference, depth_weights
+from torchtitan_ext.ops.depth_query import DepthQuery, depth_read_reference, depth_weights
+from torchtitan_ext.ops.depth_read import depth_read, find
 
 B, D = 2, 12
 
@@ -212,3 +213,123 @@ def test_inside_a_compiled_graph() -> None:
     references = torch.autograd.grad(depth_read(sources, query).sum(), leaves(sources, query))
     for gradient, reference in zip(gradients, references, strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-11, atol=1e-11)
+
+
+def several(reads: int, shared: int, own: int, dtype: torch.dtype, key_width: int = D) -> tuple:
+    """Sources, those of one read alone per read, and a query per read over the first and then its own."""
+    small = torch.float64 if dtype == torch.float64 else torch.float32
+    sources = [draw(B, 19, D, dtype=dtype, seed=i, scale=10.0 ** (i % 3 - 1)) for i in range(shared)]
+    alone = [[draw(B, 19, D, dtype=dtype, seed=50 + 10 * g + i) for i in range(own)] for g in range(reads)]
+    scales = [1.0 / (1 + i % 3) for i in range(shared + own)]
+    queries = [
+        DepthQuery(
+            draw(shared + own, key_width, dtype=small, seed=100 + g),
+            scales=scales,
+            biases=[-0.2 * i * g for i in range(shared + own)],
+        )
+        for g in range(reads)
+    ]
+    return sources, alone, queries
+
+
+def two_phases(sources, alone, queries, *, find=find, read=depth_read) -> list[torch.Tensor]:
+    """What each read finds in the shared sources, and then in its own; a read without any is what was found."""
+    shared = len(sources)
+    found = find(sources, [query.of(slice(shared)) for query in queries])
+    return [
+        read(own, query.of(slice(shared, None)), before) if own else before.h_BTD
+        for own, query, before in zip(alone, queries, found, strict=True)
+    ]
+
+
+def one_by_one(sources, alone, queries) -> list[torch.Tensor]:
+    return [depth_read_reference([*sources, *own], query) for own, query in zip(alone, queries, strict=True)]
+
+
+@pytest.mark.parametrize("key_width", [D, 5])
+@pytest.mark.parametrize(("reads", "shared", "own"), [(1, 2, 1), (3, 4, 1), (4, 2, 3), (2, 5, 0)])
+def test_two_phases_are_one_read(reads, shared, own, key_width, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(module, "_CPU_CHUNK_ELEMENTS", 60 * D)  # chunks of a few tokens, the last one shorter
+    given = several(reads, shared, own, torch.float64, key_width)
+    sources, alone, queries = given
+    inputs = [*(query.w_nK for query in queries), *sources, *(source for row in alone for source in row)]
+    results, expected = two_phases(*given), one_by_one(*given)
+    weights = [draw(B, 19, D, dtype=torch.float64, seed=200 + g).detach() for g in range(reads)]
+    for result, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, reference, rtol=1e-12, atol=1e-12)
+    if not own:
+        return  # what was found is for a second phase: its gradients mean nothing without one
+    gradients = torch.autograd.grad(results, inputs, weights)
+    for gradient, reference in zip(gradients, torch.autograd.grad(expected, inputs, weights), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-10, atol=1e-10)
+
+
+def test_a_finding_that_no_read_takes_costs_no_gradient() -> None:
+    sources, alone, queries = several(3, 2, 1, torch.float64)
+    inputs = [*(query.w_nK for query in queries), *sources]
+    results, expected = (reads(sources, alone, queries)[1] for reads in (two_phases, one_by_one))
+    gradients = torch.autograd.grad(results.square().sum(), inputs, allow_unused=True)
+    references = torch.autograd.grad(expected.square().sum(), inputs, allow_unused=True)
+    assert [gradient is None for gradient in gradients[:3]] == [True, False, True]
+    for gradient, reference in zip(gradients, references, strict=True):
+        if reference is not None:
+            torch.testing.assert_close(gradient, reference, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)])
+def test_two_phases_round_twice(dtype, precision) -> None:
+    """Against fp64: once what is handed from phase to phase, once the result."""
+    given = several(3, 6, 2, dtype)
+    exact = tuple(
+        [source.detach().double().requires_grad_() for source in group]
+        for group in (given[0], *given[1], [query.w_nK for query in given[2]])
+    )
+    sources, *alone, vectors = exact
+    queries = [DepthQuery(w, query.scales, query.biases) for w, query in zip(vectors, given[2], strict=True)]
+    results, expected = two_phases(*given), one_by_one(sources, alone, queries)
+    weights = [draw(B, 19, D, dtype=dtype, seed=200 + g).detach() for g in range(3)]
+    gradients = torch.autograd.grad(results, given[0], weights)
+    exact_gradients = torch.autograd.grad(expected, sources, [weight.double() for weight in weights])
+    for result, reference in zip([*results, *gradients], [*expected, *exact_gradients], strict=True):
+        assert result.dtype == dtype
+        assert (result.double() - reference).norm() <= (2 * precision + 64 * 2.0**-24) * reference.norm()
+
+
+def test_the_slope_of_two_phases() -> None:
+    sources, alone, queries = several(2, 3, 1, torch.float64, key_width=7)
+    inputs = [*(query.w_nK for query in queries), *sources, *(source for row in alone for source in row)]
+
+    def reads(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        again = [DepthQuery(w, query.scales, query.biases) for w, query in zip(tensors[:2], queries, strict=True)]
+        return tuple(two_phases(tensors[2:5], [[tensors[5]], [tensors[6]]], again))
+
+    assert torch.autograd.gradcheck(reads, inputs)
+
+
+def test_two_phases_keep_no_finding_for_backward() -> None:
+    reads, shared = 3, 4
+    sources, alone, queries = several(reads, shared, 1, torch.float32)
+    inputs = [*(query.w_nK for query in queries), *sources, *(source for row in alone for source in row)]
+    given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in given:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        results = two_phases(sources, alone, queries)
+    for result in results:  # the sublayer that reads it keeps it
+        assert kept.pop(result.untyped_storage().data_ptr()) == result.numel() * 4
+    # A logit per read and source, an inverse RMS per source, log-sum-exps; and the queries' slices.
+    per_token = reads * (shared + 1) + shared + reads + 3 * reads
+    assert sum(kept.values()) <= (B * 19 * per_token + reads * (shared + 1) * D) * 4
+
+
+def test_two_phases_inside_a_compiled_graph() -> None:
+    sources, alone, queries = several(2, 3, 1, torch.float64)
+    run = torch.compile(lambda: two_phases(sources, alone, queries), backend="aot_eager", fullgraph=True)
+    for compiled, expected in zip(run(), two_phases(sources, alone, queries), strict=True):
+        torch.testing.assert_close(compiled, expected, rtol=1e-12, atol=1e-12)

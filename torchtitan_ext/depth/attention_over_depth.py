@@ -53,7 +53,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan_ext.ops.depth_read import EPS, DepthQuery, depth_read, depth_weights
+from torchtitan_ext.ops.depth_query import EPS, DepthQuery, Found, depth_weights
+from torchtitan_ext.ops.depth_read import depth_read, find
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
@@ -77,6 +78,8 @@ class DepthState(NamedTuple):
         inside: between the two sublayers of a layer that reads once, what it read and what attention made of it; else
             None.
         running: the embedding plus everything added since, where the read goes beside it; else None.
+        found: what the next reads find in the finished blocks, that of the next one first; empty where each read looks
+            at them for itself.
     """
 
     finished: tuple[torch.Tensor, ...]
@@ -84,6 +87,7 @@ class DepthState(NamedTuple):
     recent: tuple[torch.Tensor, ...] = ()
     inside: tuple[torch.Tensor, torch.Tensor] | None = None
     running: torch.Tensor | None = None
+    found: tuple[Found, ...] = ()
 
 
 class DepthStream(Stream):
@@ -127,11 +131,32 @@ class DepthStream(Stream):
             h_BTD = sources[0]
         else:
             query = self.query(state, outputs)
-            h_BTD = depth_read(sources, query)
+            h_BTD = self._attend(sources, query, read, state)
             _note_weights(sources, query)
         if self.variant.value_map:
             h_BTD = F.linear(h_BTD, self.value_map)
         return h_BTD if state.running is None else state.running + h_BTD
+
+    def _attend(self, sources: list[torch.Tensor], query: DepthQuery, read: Read, state: DepthState) -> torch.Tensor:
+        if not state.found:
+            return depth_read(sources, query)
+        before, own = state.found[0], slice(read.finished, None)
+        if not sources[own]:
+            return before.h_BTD.to(sources[0].dtype)
+        return depth_read(sources[own], query.of(own), before)
+
+    def look_ahead(self, finished: tuple[torch.Tensor, ...], outputs: int) -> tuple[Found, ...]:
+        """What each read from ``outputs`` on finds in ``finished``, until another block is finished.
+
+        Empty where that saves nothing (one read, or one source), where queries depend on an input that is not there
+        yet, and where layers are recomputed from the state, which would have to keep it.
+        """
+        reads = self.reads[outputs : outputs + self.plan.block_size]
+        if len(reads) < 2 or reads[0].finished < 2 or self.variant.query_rank or self.recomputed:
+            return ()
+        shared = slice(reads[0].finished)
+        queries = [self.query(DepthState(finished), read.position).of(shared) for read in reads]
+        return tuple(find([finished[source.index] for source in reads[0].sources[shared]], queries))
 
     def sources(self, state: DepthState, outputs: int) -> list[torch.Tensor]:
         """The tensors that a read attends to, as they are kept in the state: for means, the sums."""
@@ -212,13 +237,16 @@ class DepthLink(Link):
         added_BTD = y_BTD if state.inside is None else state.inside[1] + y_BTD
         output_BTD = x_BTD + y_BTD if stream.variant.source_kind == "state" else added_BTD
         finished, partial = state.finished, output_BTD if state.partial is None else state.partial + output_BTD
-        if (self._outputs(plan, site) + 1) % plan.block_size == 0:
+        outputs, found = self._outputs(plan, site) + 1, state.found[1:]
+        if outputs % plan.block_size == 0:
             finished, partial = (*finished, partial), None
+            found = stream.look_ahead(finished, outputs)
         return DepthState(
             finished,
             partial,
             (*state.recent, output_BTD)[-plan.window :] if plan.window else (),
             running=None if state.running is None else state.running + added_BTD,
+            found=found,
         )
 
     def _outputs(self, plan: DepthPlan, site: Site) -> int:

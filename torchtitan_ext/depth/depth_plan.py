@@ -55,6 +55,11 @@ class Read:
     row: int | None
     query_row: int | None
 
+    @property
+    def finished(self) -> int:
+        """How many of its sources are the embedding and finished blocks; they come first."""
+        return sum(source.place is Place.FINISHED for source in self.sources)
+
 
 @dataclass(frozen=True)
 class DepthPlan:

@@ -33,6 +33,7 @@ import torch
 from torchtitan.models.common import Linear
 
 from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.ops.gated_update import gated_update
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
@@ -97,10 +98,9 @@ class GatedStateLink(Link):
         if self.gate is None:
             return m_BTD
         # Detached reads bring M no gradient, so none is recorded on the way to M: the same as detaching at each read.
-        g_BTD, c_BTD = self.gate(h_BTD.detach() if self.detach else h_BTD).chunk(2, dim=-1)
-        g_BTD, c_BTD = torch.sigmoid(g_BTD), torch.tanh(c_BTD)
-        note("gate_openness", lambda: g_BTD.float().mean())
-        return g_BTD * m_BTD + (1 - g_BTD) * c_BTD
+        z_BT2D = self.gate(h_BTD.detach() if self.detach else h_BTD)
+        note("gate_openness", lambda: torch.sigmoid(z_BT2D.chunk(2, dim=-1)[0].float()).mean())
+        return gated_update(z_BT2D, m_BTD)
 
 
 class GatedStateStream(Stream):

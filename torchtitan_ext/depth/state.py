@@ -66,6 +66,10 @@ class Stream(Module):
     class Config(Module.Config):
         pass
 
+    recomputed: bool = False
+    """Set where layers are recomputed from the state in backward, which so should hold nothing that can be made
+    again."""
+
     def __init__(self, config: Config) -> None:
         super().__init__()
 

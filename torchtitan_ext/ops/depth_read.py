@@ -1,229 +1,256 @@
-"""The depth read: softmax attention of one learned query over what earlier layers left behind, token by token.
+"""Depth reads without stacking their sources: alone, or several at once over sources that they share.
+
+``depth_query`` has the formula and its plain form. What costs time here is moving sources through memory, not
+arithmetic, so both passes walk through the tokens in chunks: while a chunk of every source is in cache, first the
+weights are made from it and then the sums. For backward there are kept references to the sources, two numbers per
+source and token (logit and inverse RMS) and one per token (the log-sum-exp).
+
+**Two phases** (Kimi Team, arXiv 2603.15031, section 4). All reads within one block see the same finished blocks.
+``find`` puts all their queries to those sources in one pass, long before the later ones of the reads are made;
+``depth_read`` then takes in what the read was given beforehand with the sources that it has alone, by online softmax.
+In backward a shared source gets one gradient, not one per read.
 
 Shape suffixes: B = batch, T = tokens, N = B·T tokens, C = tokens of one chunk, D = model width, K = key width (keys
-are the last K of the D coordinates), R = rank of the token-dependent part of the query, n = sources.
-
-For every token, with sources v_0 … v_(n-1)::
-
-    k_i = s_i v_i[-K:]
-    logit_i = ⟨w_i + Σ_r c_r u_ir, k_i⟩ · (mean(k_i²) + eps)^(-1/2) + bias_i
-    α = softmax_i(logit)        h = Σ_i α_i s_i v_i
-
-With w_i = q ⊙ γ this is attention with the query q and the keys RMSNorm(v_i) ⊙ γ (Kimi Team, arXiv 2603.15031,
-section 3). A query that turns with the depth index, a gain per source, a mean in place of a sum (s_i = 1 / count) and
-a bias by distance are choices of w, s and bias: the sources stay as they are.
-
-``depth_read_reference`` is the definition, in plain autograd. ``depth_read`` computes the same without stacking the
-sources. For backward it keeps references to them, two numbers per source and token (logit and inverse RMS) and one
-per token (the log-sum-exp). What costs time here is moving the sources through memory, not arithmetic, so both passes
-walk through the tokens in chunks: while a chunk of every source is in cache, first the weights are made from it and
-then the sum.
-
-Softmax, mean squares and sums are in fp32, or in fp64 for fp64 sources; the result has the sources' type.
+are the last K of the D coordinates), R = rank of the token-dependent part of the query, n = sources, G = queries.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-EPS = 1e-6
-"""Added to a source's mean square; small beside 4e-4, that of an embedding drawn with standard deviation 0.02."""
+from .depth_query import DepthQuery, Found, accumulation_dtype, depth_read_reference, find_reference
 
-_CPU_CHUNK_ELEMENTS = 1024 * 1024
-"""Elements of one source in a chunk, for each CPU thread. Four MiB in fp32: small for the cache that cores share, large
-beside the cost of starting an operation on several threads, which on a busy machine is a time slice."""
+_CPU_CHUNK_ELEMENTS = 2 * 1024 * 1024
+"""Elements of all the tensors in a chunk together, for each CPU thread: 8 MiB in fp32. Less would be nearer to what a
+core's own cache holds, but more of the time would go into starting operations."""
 _DEVICE_CHUNK_ELEMENTS = 32 * 1024 * 1024
-"""The same on a GPU, where a chunk bounds the temporary copies in fp32."""
+"""Elements of one tensor in a chunk on a GPU, where a chunk bounds the temporary copies in fp32."""
 
 
-@dataclass(frozen=True, eq=False)
-class DepthQuery:
-    """What one read asks for: everything but the sources.
-
-    Attributes:
-        w_nK: a vector per source, query times key gain; K may be less than the sources' width.
-        scales: s_i; None for ones.
-        biases: bias_i; None for zeros.
-        basis_nRK, coefficients_BTR: u and c of the token-dependent part of the query; both or neither.
-        eps: added to the mean square.
-    """
-
-    w_nK: torch.Tensor
-    scales: Sequence[float] | None = None
-    biases: Sequence[float] | None = None
-    basis_nRK: torch.Tensor | None = None
-    coefficients_BTR: torch.Tensor | None = None
-    eps: float = EPS
-
-    def columns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales and biases as [n, 1] tensors with the type and device of ``like``."""
-        n = len(self.w_nK)
-        both = torch.tensor([self.scales or [1.0] * n, self.biases or [0.0] * n], dtype=like.dtype)
-        # Not waiting is safe, for the source is pageable memory, and spares the device a stop at every read.
-        scale_n1, bias_n1 = both.unsqueeze(-1).to(like.device, non_blocking=True)
-        return scale_n1, bias_n1
-
-
-def depth_read_reference(sources: Sequence[torch.Tensor], query: DepthQuery) -> torch.Tensor:
-    """The depth read [B, T, D] of sources [B, T, D], as the formula has it."""
-    v_nBTD, alpha_nBT = _weigh(sources, query)
-    return (alpha_nBT.unsqueeze(-1) * v_nBTD).sum(0).to(sources[0].dtype)
-
-
-def depth_weights(sources: Sequence[torch.Tensor], query: DepthQuery) -> torch.Tensor:
-    """The weights α [B, T, n] that ``depth_read`` gives the sources, without gradient, for looking at."""
-    with torch.no_grad():
-        return _weigh(sources, query)[1].movedim(0, -1)
-
-
-def depth_read(sources: Sequence[torch.Tensor], query: DepthQuery) -> torch.Tensor:
+def depth_read(sources: Sequence[torch.Tensor], query: DepthQuery, before: Found | None = None) -> torch.Tensor:
     """The depth read [B, T, D] of sources [B, T, D].
 
-    Differentiable once, in the sources and in the query's tensors. Inside a compiled graph the definition takes over,
-    for there the compiler does the fusing.
+    ``before``: what ``find`` found for this query in sources that it shares with others; each such finding may be
+    taken in by one read only. Differentiable once, in the sources and in the query's tensors. Inside a compiled graph
+    the definition takes over, for there the compiler does the fusing.
     """
     if torch.compiler.is_compiling():
-        return depth_read_reference(sources, query)
-    static = (query.scales, query.biases, query.eps)
-    return _DepthRead.apply(static, query.w_nK, query.basis_nRK, query.coefficients_BTR, *sources)
+        return depth_read_reference(sources, query, before)
+    first = (None, None) if before is None else before
+    low_rank = (query.basis_nRK, query.coefficients_BTR)
+    (h_BTD,) = _Reads.apply(_Static.of([query]), *low_rank, *first, query.w_nK, *sources)
+    return h_BTD
 
 
-def _weigh(sources: Sequence[torch.Tensor], query: DepthQuery) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scaled sources [n, B, T, D] and their weights [n, B, T]."""
-    v_nBTD = torch.stack(list(sources)).to(_accumulation_dtype(sources[0]))
-    scale_n1, bias_n1 = query.columns(v_nBTD)
-    v_nBTD = v_nBTD * scale_n1[..., None, None]
-    k_nBTK = v_nBTD[..., -query.w_nK.shape[-1] :]
-    q_nBTK = query.w_nK.to(v_nBTD.dtype)[:, None, None]
-    if query.basis_nRK is not None and query.coefficients_BTR is not None:
-        c_BTR, u_nRK = query.coefficients_BTR.to(v_nBTD.dtype), query.basis_nRK.to(v_nBTD.dtype)
-        q_nBTK = q_nBTK + torch.einsum("btr,nrk->nbtk", c_BTR, u_nRK)
-    inverse_rms_nBT = (k_nBTK.square().mean(-1) + query.eps).rsqrt()
-    logit_nBT = (q_nBTK * k_nBTK).sum(-1) * inverse_rms_nBT + bias_n1[..., None]
-    return v_nBTD, logit_nBT.softmax(0)
+def find(sources: Sequence[torch.Tensor], queries: Sequence[DepthQuery]) -> list[Found]:
+    """What each of several queries finds in the same sources, in one pass over them.
+
+    The queries have equal scales and no token-dependent part. What is found is for ``depth_read`` alone: its two
+    tensors' gradients have a meaning between the two functions that other users of them would not give them.
+    """
+    static = _Static.of(queries)
+    if torch.compiler.is_compiling():
+        return [find_reference(sources, query) for query in queries]
+    vectors = [query.w_nK for query in queries]
+    outputs = _Reads.apply(static._replace(open_ended=True), None, None, None, None, *vectors, *sources)
+    return [Found(*pair) for pair in zip(outputs[: len(queries)], outputs[len(queries) :], strict=True)]
 
 
-def _accumulation_dtype(source: torch.Tensor) -> torch.dtype:
-    return torch.float64 if source.dtype == torch.float64 else torch.float32
+class _Static(NamedTuple):
+    """What of some queries is no tensor. ``open_ended``: the reads' other sources are still to come."""
+
+    queries: int
+    scales: Sequence[float] | None
+    biases: Sequence[Sequence[float] | None]
+    eps: float
+    open_ended: bool = False
+
+    @classmethod
+    def of(cls, queries: Sequence[DepthQuery]) -> "_Static":
+        return cls(len(queries), queries[0].scales, [query.biases for query in queries], queries[0].eps)
+
+    def columns(self, n: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales [n, 1] and biases [G, n, 1] with the type and device of ``like``."""
+        zeros, ones = [0.0] * n, [1.0] * n
+        rows = torch.tensor([self.scales or ones, *(biases or zeros for biases in self.biases)], dtype=like.dtype)
+        # Not waiting is safe, for the source is pageable memory, and spares the device a stop at every read.
+        scale_n1, *bias_n1 = rows.unsqueeze(-1).to(like.device, non_blocking=True)
+        return scale_n1, torch.stack(bias_n1)
 
 
-def _split(tensor_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views [C, D] of a tensor [B, T, D] (or copies, where its strides allow no view), chunk by chunk."""
-    tensor_ND = tensor_BTD.reshape(-1, tensor_BTD.shape[-1])
-    on_cpu = tensor_BTD.device.type == "cpu"
-    elements = _CPU_CHUNK_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_CHUNK_ELEMENTS
-    return tensor_ND.split(max(1, elements // tensor_ND.shape[-1]))
+class _Reads(torch.autograd.Function):
+    """G reads of n sources, with their derivative written out.
 
-
-def _keys(v_CD: torch.Tensor, key_width: int) -> torch.Tensor:
-    return v_CD if v_CD.shape[-1] == key_width else v_CD[:, -key_width:]
-
-
-class _DepthRead(torch.autograd.Function):
-    """``depth_read`` with its derivative written out.
-
-    With g = dL/dh, β_i = dL/dα_i = s_i ⟨g, v_i⟩, δ_i = dL/dlogit_i = α_i (β_i − Σ_j α_j β_j), r_i the inverse RMS of
-    k_i, l_i the logit without its bias, and m_i = δ_i s_i r_i::
+    Of one read, with g = dL/dh, β_i = dL/dα_i = s_i ⟨g, v_i⟩, δ_i = dL/dlogit_i = α_i (β_i − ⟨g, h⟩), r_i the inverse
+    RMS of k_i, l_i the logit without its bias, and m_i = δ_i s_i r_i::
 
         dL/dv_i = α_i s_i g + [last K] ( m_i (w_i + Σ_r c_r u_ir) − δ_i l_i (s_i r_i)² v_i / K )
         dL/dw_i = Σ_tokens m_i v_i[-K:]
         dL/du_ir = Σ_tokens c_r m_i v_i[-K:]
         dL/dc_r = Σ_i m_i ⟨u_ir, v_i[-K:]⟩
+
+    A read in two phases: let a = exp(lse′ − lse) be the share of the sources seen beforehand, where α_i = a α′_i. The
+    second phase hands back a g as the gradient of h′, and −a ⟨g, h⟩ in the place of that of lse′. The first phase then
+    has δ_i = α_i (β_i − ⟨g, h⟩) = α′_i (s_i ⟨a g, v_i⟩ − a ⟨g, h⟩) without h′, which so need not be kept.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        static: tuple[Sequence[float] | None, Sequence[float] | None, float],
-        w_nK: torch.Tensor,
+        static: _Static,
         basis_nRK: torch.Tensor | None,
         coefficients_BTR: torch.Tensor | None,
-        *sources: torch.Tensor,
-    ) -> torch.Tensor:
-        query = DepthQuery(w_nK, static[0], static[1], basis_nRK, coefficients_BTR, static[2])
-        dtype = _accumulation_dtype(sources[0])
-        n, key_width = w_nK.shape
-        h_BTD = torch.empty_like(sources[0], memory_format=torch.contiguous_format)
-        tokens = h_BTD.numel() // h_BTD.shape[-1]
-        logit_nN = h_BTD.new_empty(n, tokens, dtype=dtype)
-        inverse_rms_nN = torch.empty_like(logit_nN)
-        lse_N = torch.empty_like(logit_nN[0])
-        w_nK = w_nK.to(dtype)
-        low_rank = _LowRank.of(query, dtype)
-        scale_n1, bias_n1 = query.columns(logit_nN)
+        before_h_BTD: torch.Tensor | None,
+        before_lse_BT: torch.Tensor | None,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        given, sources = tensors[: static.queries], tensors[static.queries :]
+        dtype, n = accumulation_dtype(sources[0]), len(sources)
+        h_dtype = dtype if static.open_ended else sources[0].dtype
+        h_GBTD = [torch.empty_like(sources[0], dtype=h_dtype, memory_format=torch.contiguous_format) for _ in given]
+        batch, length, _ = sources[0].shape
+        logit_GnN = sources[0].new_empty(len(given), n, batch * length, dtype=dtype)
+        rms_nN, lse_GN = torch.empty_like(logit_GnN[0]), torch.empty_like(logit_GnN[:, 0])
+        w_nGK = torch.stack(given, 1).to(dtype)
+        key_width = w_nGK.shape[-1]
+        low_rank = _LowRank.of(basis_nRK, coefficients_BTR, dtype)
+        scale_n1, bias_Gn1 = static.columns(n, lse_GN)
 
         start = 0
-        for out_CD, *v_nCD in zip(*map(_split, (h_BTD, *sources)), strict=True):
-            span = slice(start, start := start + len(out_CD))
-            dot_nC, rms_nC = logit_nN[:, span], inverse_rms_nN[:, span]
-            for i, (v_CD, w_K, dot_C, rms_C) in enumerate(zip(v_nCD, w_nK, dot_nC, rms_nC, strict=True)):
+        earlier = () if before_h_BTD is None else (before_h_BTD,)
+        for chunks in _chunks((*h_GBTD, *earlier, *sources)):
+            out_GCD, h_CD, v_nCD = chunks[: len(given)], chunks[len(given) : -n], chunks[-n:]
+            span = slice(start, start := start + len(v_nCD[0]))
+            logit_GnC, rms_nC = logit_GnN[..., span], rms_nN[:, span]
+            for i, v_CD in enumerate(v_nCD):
                 k_CK = _keys(v_CD, key_width).to(dtype)
-                torch.mv(k_CK, w_K, out=dot_C)
+                torch.mm(w_nGK[i], k_CK.t(), out=logit_GnC[:, i])
                 if low_rank is not None:
-                    dot_C += (low_rank.dots(i, k_CK) * low_rank.c_NR[span]).sum(-1)
-                torch.linalg.vector_norm(_keys(v_CD, key_width), dim=-1, dtype=dtype, out=rms_C)
-            rms_nC.mul_(scale_n1).square_().div_(key_width).add_(query.eps).rsqrt_()
-            dot_nC.mul_(scale_n1).mul_(rms_nC)
-            biased_nC = dot_nC + bias_n1
-            lse_C = torch.logsumexp(biased_nC, 0, out=lse_N[span])
-            share_nC1 = ((biased_nC - lse_C).exp_() * scale_n1).unsqueeze(-1).unbind()
-            sum_CD = out_CD if out_CD.dtype == dtype else torch.empty_like(out_CD, dtype=dtype)
-            torch.mul(v_nCD[0], share_nC1[0], out=sum_CD)
-            for v_CD, share_C1 in zip(v_nCD[1:], share_nC1[1:], strict=True):
-                sum_CD.addcmul_(v_CD, share_C1)
-            if sum_CD is not out_CD:
-                out_CD.copy_(sum_CD)
+                    logit_GnC[0, i] += (low_rank.dots(i, k_CK) * low_rank.c_NR[span]).sum(-1)
+                torch.linalg.vector_norm(_keys(v_CD, key_width), dim=-1, dtype=dtype, out=rms_nC[i])
+            rms_nC.mul_(scale_n1).square_().div_(key_width).add_(static.eps).rsqrt_()
+            logit_GnC.mul_(scale_n1 * rms_nC)
+            biased_GnC = logit_GnC + bias_Gn1
+            lse_GC = torch.logsumexp(biased_GnC, 1)
+            if before_lse_BT is not None:
+                lse_C = _rows(before_lse_BT, span)
+                lse_GC = torch.logaddexp(lse_GC, lse_C)
+                kept_C1 = (lse_C - lse_GC[0]).exp_().unsqueeze(-1)
+            lse_GN[:, span] = lse_GC
+            share_GnC1 = biased_GnC.sub_(lse_GC.unsqueeze(1)).exp_().mul_(scale_n1).unsqueeze(-1)
+            for out_CD, share_nC1 in zip(out_GCD, share_GnC1, strict=True):
+                sum_CD = out_CD if out_CD.dtype == dtype else torch.empty_like(out_CD, dtype=dtype)
+                torch.mul(v_nCD[0], share_nC1[0], out=sum_CD)
+                for v_CD, share_C1 in zip(v_nCD[1:], share_nC1[1:], strict=True):
+                    sum_CD.addcmul_(v_CD, share_C1)
+                if h_CD:
+                    sum_CD.addcmul_(h_CD[0], kept_C1)
+                if sum_CD is not out_CD:
+                    out_CD.copy_(sum_CD)
 
         ctx.static = static
-        ctx.save_for_backward(query.w_nK, basis_nRK, coefficients_BTR, logit_nN, inverse_rms_nN, lse_N, *sources)
-        return h_BTD
+        # In two phases ⟨g, h⟩ cannot be made from this phase's sources; h itself is what the sublayer keeps anyway.
+        whole = (None if before_h_BTD is None else h_GBTD[0], before_lse_BT)
+        ctx.save_for_backward(basis_nRK, coefficients_BTR, *whole, logit_GnN, rms_nN, lse_GN, *tensors)
+        ctx.set_materialize_grads(False)
+        if not static.open_ended:
+            return tuple(h_GBTD)
+        return (*h_GBTD, *lse_GN.view(len(given), batch, length).unbind())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[Any, ...]:
-        given_w_nK, basis_nRK, coefficients_BTR, logit_nN, inverse_rms_nN, lse_N, *sources = ctx.saved_tensors
-        query = DepthQuery(given_w_nK, ctx.static[0], ctx.static[1], basis_nRK, coefficients_BTR, ctx.static[2])
-        dtype = logit_nN.dtype
-        n, key_width = given_w_nK.shape
-        w_nK = given_w_nK.to(dtype)
-        low_rank = _LowRank.of(query, dtype)
-        scale_n1, bias_n1 = query.columns(logit_nN)
-        d_w_nK = torch.zeros_like(w_nK)
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        static = ctx.static
+        basis_nRK, coefficients_BTR, h_BTD, before_lse_BT, logit_GnN, rms_nN, lse_GN, *tensors = ctx.saved_tensors
+        given, sources = tensors[: static.queries], tensors[static.queries :]
+        dtype, n = logit_GnN.dtype, len(sources)
+        asked = [index for index, grad in enumerate(grads[: static.queries]) if grad is not None]
+        if not asked:
+            return (None,) * (5 + len(tensors))
+        grad_GBTD = [grads[index] for index in asked]
+        w_nGK = torch.stack([given[index] for index in asked], 1).to(dtype)
+        key_width = w_nGK.shape[-1]
+        low_rank = _LowRank.of(basis_nRK, coefficients_BTR, dtype)
+        scale_n1, bias_Gn1 = static.columns(n, lse_GN)
+        if len(asked) < len(given):
+            logit_GnN, lse_GN, bias_Gn1 = logit_GnN[asked], lse_GN[asked], bias_Gn1[asked]
+        in_place_of_lse = [grads[static.queries + index] for index in asked] if static.open_ended else []
+        d_w_nGK = torch.zeros_like(w_nGK)
         d_sources = [torch.empty_like(source, memory_format=torch.contiguous_format) for source in sources]
+        second_phase = h_BTD is not None
+        d_before_BTD = torch.empty_like(h_BTD, dtype=dtype) if second_phase else None
+        d_before_N = torch.empty_like(lse_GN[0]) if second_phase else None
+        between = (h_BTD, d_before_BTD) if second_phase else ()
 
         start = 0
-        for g_CD, *chunks in zip(*map(_split, (grad_BTD, *sources, *d_sources)), strict=True):
-            g_CD, v_nCD, d_nCD = g_CD.to(dtype), chunks[:n], chunks[n:]
-            span = slice(start, start := start + len(g_CD))
-            logit_nC, rms_nC = logit_nN[:, span], inverse_rms_nN[:, span]
-            work_CD = torch.empty_like(g_CD)
-            beta_nC = torch.empty_like(logit_nC)
-            for v_CD, beta_C in zip(v_nCD, beta_nC, strict=True):
-                torch.sum(torch.mul(g_CD, v_CD, out=work_CD), -1, out=beta_C)
-            alpha_nC = (logit_nC + bias_n1).sub_(lse_N[span]).exp_()
-            beta_nC.mul_(scale_n1)
-            delta_nC = (beta_nC - (alpha_nC * beta_nC).sum(0)).mul_(alpha_nC)
+        for chunks in _chunks((*grad_GBTD, *between, *sources, *d_sources)):
+            g_GCD, v_nCD, d_nCD = [g.to(dtype) for g in chunks[: len(asked)]], chunks[-2 * n : -n], chunks[-n:]
+            span = slice(start, start := start + len(v_nCD[0]))
+            logit_GnC, rms_nC, lse_GC = logit_GnN[..., span], rms_nN[:, span], lse_GN[:, span]
+            work_CD = torch.empty_like(g_GCD[0])
+            beta_GnC = torch.empty_like(logit_GnC, memory_format=torch.contiguous_format)
+            for g_CD, beta_nC in zip(g_GCD, beta_GnC, strict=True):
+                for v_CD, beta_C in zip(v_nCD, beta_nC, strict=True):
+                    torch.sum(torch.mul(g_CD, v_CD, out=work_CD), -1, out=beta_C)
+            beta_GnC.mul_(scale_n1)
+            alpha_GnC = (logit_GnC + bias_Gn1).sub_(lse_GC.unsqueeze(1)).exp_()
+            if second_phase:
+                h_CD, d_before_CD = chunks[1:3]
+                dot_GC = torch.mul(g_GCD[0], h_CD, out=work_CD).sum(-1).unsqueeze(0)
+                kept_C = (_rows(before_lse_BT, span) - lse_GC[0]).exp_()
+                d_before_CD.copy_(torch.mul(g_GCD[0], kept_C.unsqueeze(-1), out=work_CD))
+                torch.mul(dot_GC[0], kept_C.neg_(), out=d_before_N[span])
+            else:
+                dot_GC = (alpha_GnC * beta_GnC).sum(1)
+                for dot_C, grad_BT in zip(dot_GC, in_place_of_lse, strict=False):
+                    if grad_BT is not None:  # a second phase followed
+                        torch.neg(_rows(grad_BT, span), out=dot_C)
+            delta_GnC = beta_GnC.sub_(dot_GC.unsqueeze(1)).mul_(alpha_GnC)
             scaled_rms_nC = rms_nC * scale_n1
-            m_nC = delta_nC * scaled_rms_nC
-            pull_nC1 = (m_nC * scaled_rms_nC).mul_(logit_nC).div_(-key_width).unsqueeze(-1)
-            share_nC1 = alpha_nC.mul_(scale_n1).unsqueeze(-1)
-            rows = zip(v_nCD, d_nCD, w_nK, d_w_nK, share_nC1, pull_nC1, m_nC, strict=True)
-            for i, (v_CD, target_CD, w_K, d_w_K, share_C1, pull_C1, m_C) in enumerate(rows):
+            m_GnC = delta_GnC.mul_(scaled_rms_nC)
+            pull_nC1 = (m_GnC * logit_GnC).sum(0).mul_(scaled_rms_nC).div_(-key_width).unsqueeze(-1)
+            share_GnC1 = alpha_GnC.mul_(scale_n1).unsqueeze(-1)
+            for i, (v_CD, target_CD) in enumerate(zip(v_nCD, d_nCD, strict=True)):
                 k_CK = _keys(v_CD, key_width).to(dtype)
                 d_CD = target_CD if target_CD.dtype == dtype else work_CD
-                d_k_CK = _keys(torch.mul(g_CD, share_C1, out=d_CD), key_width)
-                d_k_CK.addcmul_(k_CK, pull_C1).addr_(m_C, w_K)
-                d_w_K.addmv_(k_CK.t(), m_C)
+                torch.mul(g_GCD[0], share_GnC1[0, i], out=d_CD)
+                for g_CD, share_nC1 in zip(g_GCD[1:], share_GnC1[1:], strict=True):
+                    d_CD.addcmul_(g_CD, share_nC1[i])
+                d_k_CK, m_GC = _keys(d_CD, key_width), m_GnC[:, i]
+                d_k_CK.addcmul_(k_CK, pull_nC1[i]).addmm_(m_GC.t(), w_nGK[i])
+                d_w_nGK[i].addmm_(m_GC, k_CK)
                 if low_rank is not None:
-                    low_rank.backward(i, span, k_CK, m_C.unsqueeze(-1), d_k_CK)
+                    low_rank.backward(i, span, k_CK, m_GC[0].unsqueeze(-1), d_k_CK)
                 if d_CD is not target_CD:
                     target_CD.copy_(d_CD)
 
-        d_basis, d_coefficients = (None, None) if low_rank is None else low_rank.gradients(query)
-        return None, d_w_nK.to(given_w_nK.dtype), d_basis, d_coefficients, *d_sources
+        d_basis, d_coefficients = (None, None) if low_rank is None else low_rank.gradients(basis_nRK, coefficients_BTR)
+        d_given: list[torch.Tensor | None] = [None] * len(given)
+        for index, d_w_nK in zip(asked, d_w_nGK.unbind(1), strict=True):
+            d_given[index] = d_w_nK.to(given[index].dtype)
+        d_lse_BT = d_before_N.view(before_lse_BT.shape) if second_phase else None
+        return None, d_basis, d_coefficients, d_before_BTD, d_lse_BT, *d_given, *d_sources
+
+
+def _rows(grad_BT: torch.Tensor, span: slice) -> torch.Tensor:
+    return grad_BT.reshape(-1)[span]
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> Any:
+    """Views [C, D] of tensors [B, T, D] (or copies, where a tensor's strides allow no view), chunk by chunk."""
+    width = tensors[0].shape[-1]
+    if tensors[0].device.type == "cpu":
+        elements = _CPU_CHUNK_ELEMENTS * torch.get_num_threads() // len(tensors)
+    else:
+        elements = _DEVICE_CHUNK_ELEMENTS
+    rows = max(1, elements // width)
+    return zip(*(tensor_BTD.reshape(-1, width).split(rows) for tensor_BTD in tensors), strict=True)
+
+
+def _keys(v_CD: torch.Tensor, key_width: int) -> torch.Tensor:
+    return v_CD if v_CD.shape[-1] == key_width else v_CD[:, -key_width:]
 
 
 class _LowRank:
@@ -236,10 +263,12 @@ class _LowRank:
         self.d_c_NR = torch.zeros_like(self.c_NR)
 
     @classmethod
-    def of(cls, query: DepthQuery, dtype: torch.dtype) -> "_LowRank | None":
-        if query.basis_nRK is None or query.coefficients_BTR is None:
+    def of(
+        cls, basis_nRK: torch.Tensor | None, coefficients_BTR: torch.Tensor | None, dtype: torch.dtype
+    ) -> "_LowRank | None":
+        if basis_nRK is None or coefficients_BTR is None:
             return None
-        return cls(query.basis_nRK, query.coefficients_BTR, dtype)
+        return cls(basis_nRK, coefficients_BTR, dtype)
 
     def dots(self, i: int, k_CK: torch.Tensor) -> torch.Tensor:
         """⟨u_ir, k⟩ for every token and rank, [C, R]."""
@@ -252,8 +281,6 @@ class _LowRank:
         self.d_u_nRK[i].addmm_(mc_CR.t(), k_CK)
         self.d_c_NR[span].addcmul_(self.dots(i, k_CK), m_C1)
 
-    def gradients(self, query: DepthQuery) -> tuple[torch.Tensor, torch.Tensor]:
-        assert query.basis_nRK is not None
-        assert query.coefficients_BTR is not None
-        d_c_BTR = self.d_c_NR.view(query.coefficients_BTR.shape)
-        return self.d_u_nRK.to(query.basis_nRK.dtype), d_c_BTR.to(query.coefficients_BTR.dtype)
+    def gradients(self, basis_nRK: torch.Tensor, coefficients_BTR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        d_c_BTR = self.d_c_NR.view(coefficients_BTR.shape)
+        return self.d_u_nRK.to(basis_nRK.dtype), d_c_BTR.to(coefficients_BTR.dtype)

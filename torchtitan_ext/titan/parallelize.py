@@ -95,7 +95,7 @@ def _prepare_sublayers(model: DepthDecoder, policy: ActivationCheckpointing | No
     Full checkpointing wraps the whole layer, so that reads are recomputed too and each layer keeps its inputs alone.
     Selective checkpointing has to be inside the compiled sublayer, where the compiler applies its policy.
     """
-    full = isinstance(policy, FullAC)
+    full = model.stream.recomputed = isinstance(policy, FullAC)
     for layer_id, layer in model.layers.items():
         for region in layer.regions:
             run: Callable[..., Any] = getattr(layer, region)
