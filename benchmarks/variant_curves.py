@@ -1,6 +1,7 @@
-"""Train variants beside the standard model at the 10M size on one corpus, and draw each curve against the standard's.
+"""Train variants beside the standard model for 200 steps at the 10M size on one corpus, and compare their curves.
 
-Resumable: finished runs are left alone, an interrupted one goes on. Writes a picture per variant and a Markdown table.
+Resumable: finished runs are left alone, an interrupted one goes on. With --docs it writes one of the two tables of
+docs/variants.md: ``curves``, with a picture of every variant, or ``stability``, with several learning rates.
 
 Any key of the run file can be set as well.
 
@@ -8,6 +9,7 @@ example: python benchmarks/variant_curves.py data/books --variants control_block
 """
 
 import argparse
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from torchtitan_ext.titan.graphs import count_graphs
 
 RUN_FILE = Path(__file__).resolve().parent.parent / "train_configs" / "books_10m.yaml"
 LOSS, HELDOUT = "loss_metrics/global_avg_loss", "heldout/loss"
-BEGIN, END = "<!-- results: written by benchmarks/variant_curves.py -->", "<!-- end of results -->"
+BEGIN, END = "<!-- {}: written by benchmarks/variant_curves.py -->", "<!-- end of {} -->"
 
 
 def main() -> int:
@@ -31,7 +33,8 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", default=[name for name in VARIANTS if not name.startswith("deep_")])
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3], help="the first one is drawn (default: 1e-3)")
     parser.add_argument("--runs", type=Path, default=Path("runs/variant_curves"), help="where the runs are kept")
-    parser.add_argument("--docs", type=Path, help="also write pictures and the table of docs/variants.md")
+    parser.add_argument("--docs", type=Path, help="also write a table of variants.md in this folder")
+    parser.add_argument("--table", choices=["curves", "stability"], default="curves", help="which (default: curves)")
     parser.add_argument("--nproc", type=int, default=default_processes())
     args, args.overrides = parser.parse_known_args()
     names = ["standard", *(name for name in args.variants if name != "standard")]
@@ -75,39 +78,49 @@ def curve(folder: RunFolder, name: str) -> tuple[list[int], list[float]]:
 
 
 def write_docs(names: list[str], args: argparse.Namespace) -> None:
+    drawn = args.table == "curves"
     pictures = args.docs / "pictures" / "variants"
-    pictures.mkdir(parents=True, exist_ok=True)
     rows = []
     standard = folder_of("standard", args.lr[0], args)
     for name in names:
         runs = [folder_of(name, lr, args) for lr in args.lr]
         if not all((run.status() or {}).get("state") in ("finished", "diverged") for run in runs):
             continue
-        if name != "standard":
-            draw(name, runs[0], standard).savefig(pictures / f"{name}.png", dpi=100)
-        rows.append(row(name, runs, standard, args))
-    heldout = " | ".join(f"held-out loss, lr {lr:g} (difference)" for lr in args.lr)
-    header = f"| variant | parameters | FLOPs | graphs | {heldout} | worst grad norm |"
-    table = "\n".join([header, "|---" * (5 + len(args.lr)) + "|", *rows])
-    page = args.docs / "variants.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+        if drawn and name != "standard":
+            pictures.mkdir(parents=True, exist_ok=True)
+            draw(name, runs[0], standard).savefig(pictures / f"{name}.png", dpi=80)
+        title = f"[{name}](pictures/variants/{name}.png)" if drawn and name != "standard" else name
+        rows.append(
+            "| " + " | ".join([title, *(cells(name, runs, standard) if drawn else []), *ends(runs, args)]) + " |"
+        )
+    facts = ["parameters", "FLOPs", "graphs"] if drawn else []
+    columns = [f"{what}, lr {lr:g}" for lr in args.lr for what in ("held-out loss (difference)", "worst gradient norm")]
+    header = ["| " + " | ".join(["variant", *facts, *columns]) + " |", "|---" * (1 + len(facts) + len(columns)) + "|"]
+    table = "\n".join([*header, *rows])
+    page, begin, end = args.docs / "variants.md", BEGIN.format(args.table), END.format(args.table)
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}", encoding="utf-8")
 
 
-def row(name: str, runs: list[RunFolder], standard: RunFolder, args: argparse.Namespace) -> str:
+def cells(name: str, runs: list[RunFolder], standard: RunFolder) -> list[str]:
+    """What the variant adds: parameters, FLOPs, and how many graphs it compiles at 24 layers."""
     facts, base = runs[0].facts(), standard.facts()
-    losses = []
-    for run, lr in zip(runs, args.lr, strict=True):
-        final = last(run, HELDOUT)
-        difference = final - last(folder_of("standard", lr, args), HELDOUT)
-        state = (run.status() or {})["state"]
-        losses.append(f"{final:.3f} ({difference:+.3f})" if state == "finished" else f"diverged at {last_step(run)}")
-    norms = [max(curve(run, "grad_norm")[1][10:], default=float("nan")) for run in runs]
     added, flops = facts["parameters"] - base["parameters"], facts["flops_per_token"] / base["flops_per_token"] - 1
-    title = name if name == "standard" else f"[{name}](pictures/variants/{name}.png)"
-    cells = [title, f"+{added:,}", f"+{flops:.2%}", str(count_graphs(VARIANTS[name], 24)), *losses, f"{max(norms):.2f}"]
-    return "| " + " | ".join(cells) + " |"
+    return [f"+{added:,}", f"+{flops:.2%}", str(count_graphs(VARIANTS[name], 24))]
+
+
+def ends(runs: list[RunFolder], args: argparse.Namespace) -> list[str]:
+    """For each learning rate, the last held-out loss and the largest gradient norm after the first tenth."""
+    found = []
+    for run, lr in zip(runs, args.lr, strict=True):
+        steps, norms = curve(run, "grad_norm")
+        worst = max((norm for step, norm in zip(steps, norms, strict=True) if step > steps[-1] / 10), default=math.nan)
+        difference = last(run, HELDOUT) - last(folder_of("standard", lr, args), HELDOUT)
+        finished = (run.status() or {})["state"] == "finished"
+        found += [f"{last(run, HELDOUT):.3f} ({difference:+.3f})" if finished else f"diverged at {last_step(run)}"]
+        found += [f"{worst:.2f}"]
+    return found
 
 
 def last(run: RunFolder, name: str) -> float:
@@ -131,7 +144,7 @@ def draw(name: str, run: RunFolder, standard: RunFolder) -> Figure:
     lower.axhline(0, color="0.5", linewidth=1)
     lower.plot(steps, [b - a for a, b in zip(base, found, strict=False)], marker="o")
     lower.set_ylabel("held-out difference")
-    lower.set_xlabel("step (4,096 tokens each)")
+    lower.set_xlabel(f"step ({run.facts()['identity']['batch_tokens']:,} tokens each)")
     figure.suptitle(f"{name} against standard: 10M size, one seed each")
     return figure
 

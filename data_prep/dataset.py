@@ -12,7 +12,19 @@ from tokenizers import Tokenizer
 
 from data_prep.files import sha256
 from data_prep.journal import JOURNAL
-from data_prep.manifest import MANIFEST, SPLITS, TOKEN_BYTES, TOKENIZER, Manifest, Shard, SplitName, read_manifest
+from data_prep.manifest import (
+    MANIFEST,
+    SPLITS,
+    TOKEN_BYTES,
+    TOKENIZER,
+    Manifest,
+    Settings,
+    Shard,
+    Split,
+    SplitName,
+    TokenizerFile,
+    read_manifest,
+)
 from data_prep.shards import map_shard
 from data_prep.vocabulary import TENSOR
 from torchtitan_ext.errors import UserError
@@ -51,6 +63,21 @@ class TokenDataset:
         _check_digest(folder / TOKENIZER, manifest.tokenizer.sha256)
         _check_digest(folder / TOKEN_BYTES, manifest.token_bytes_sha256)
         return cls(folder, manifest)
+
+    @classmethod
+    def unprepared(cls, path: str | Path, vocab_size: int) -> Self:
+        """Stand for a data set that is not there yet: a vocabulary without tokens or files."""
+        settings = Settings(source={}, tokenizer="", heldout_fraction=0.0, shard_tokens=0)
+        manifest = Manifest(
+            settings=settings,
+            tokenizer=TokenizerFile(kind="", sha256=""),
+            token_bytes_sha256="",
+            vocab_size=vocab_size,
+            eot_id=0,
+            dtype="uint32",
+            splits={split: Split() for split in SPLITS},
+        )
+        return cls(Path(path), manifest)
 
     @property
     def vocab_size(self) -> int:

@@ -1,4 +1,6 @@
-"""Prepare a small corpus, train on it, stop half-way, resume, finish, and show what came out. Needs no network.
+"""Prepare a small corpus, run a study of two variants on it, stop half-way, resume, finish, and show what came out.
+
+Needs no network. The study is train_configs/studies/cpu_demo.yaml in its smallest form.
 
 example: depth quickstart
 """
@@ -12,14 +14,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.torchrun import default_processes, torchrun_command, torchrun_environment
+from launch.torchrun import default_processes
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.orphans import stop_with_parent
 from torchtitan_ext.run_folder import RunFolder
 
-RUN_FILE = Path(__file__).resolve().parent.parent / "train_configs" / "quickstart.yaml"
+STUDY_FILE = Path(__file__).resolve().parent.parent / "train_configs" / "studies" / "cpu_demo.yaml"
+SMALLEST = [
+    *("--name", "quickstart", "--variants", "[standard, control_block]", "--seeds", "[0]", "--sizes", "[1.2M]"),
+    *("--set.training.steps", "60"),
+]
+"""Keys of the study, for minutes on two cores."""
 DATA = Path("data/quickstart")
-RUN = Path("runs/quickstart")
+STUDY = Path("runs/quickstart")
+FIRST = STUDY / "standard-1.2M-s0"
 VOCABULARY = "bpe:1024"
+STOPPED = 130
+"""Exit status of a study that was asked to stop."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,27 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     processes = args.nproc if args.nproc is not None else default_processes()
     began = time.perf_counter()
-    shutil.rmtree(RUN, ignore_errors=True)
+    shutil.rmtree(STUDY, ignore_errors=True)
 
     _say(1, f"preparing a corpus that Python ships in {DATA}")
-    prepare = [sys.executable, "-m", "torchtitan_ext.cli", "prep", "builtin", "--tokenizer", VOCABULARY]
-    if subprocess.run([*prepare, "--out", str(DATA), "--heldout-fraction", "0.05"]).returncode:
+    prepare = [*_depth("prep"), "builtin", "--tokenizer", VOCABULARY, "--heldout-fraction", "0.05", "--out", str(DATA)]
+    if subprocess.run(prepare).returncode:
         raise UserError("the corpus could not be prepared; see above")
 
-    folder = RunFolder(RUN)
-    command = torchrun_command(["--config-file", str(RUN_FILE)], processes=processes, log_folder=RUN / "logs")
-    _say(2, f"training on {processes} processes with FSDP2, to be stopped half-way")
-    _train(command, processes, stop_when=lambda: _step(folder) >= _steps(folder) // 2)
+    folder = RunFolder(FIRST)
+    command = [*_depth("study"), "run", str(STUDY_FILE), *SMALLEST, "--nproc", str(processes)]
+    _say(2, f"a study of two variants, each on {processes} processes with FSDP2, to be stopped half-way in the first")
+    status = _study(command, stop_when=lambda: _step(folder) >= _steps(folder) // 2)
+    if status != STOPPED:
+        raise UserError(f"the study left with status {status} before it was stopped; see above")
     stopped_at = _step(folder)
 
     _say(3, f"stopped after step {stopped_at}, which was saved; the same command resumes from there")
-    _train(command, processes, stop_when=None)
+    if _study(command, stop_when=None):
+        raise UserError(f"the study did not finish; {FIRST.parent} has each run's logs")
 
-    status = folder.status() or {}
-    if status.get("state") != "finished":
-        raise UserError(
-            f"the run did not finish (state: {status.get('state')}); {RUN / 'logs'} has what each process printed"
-        )
     _say(4, f"finished in {time.perf_counter() - began:.0f} s")
     print(summary(folder, stopped_at))
     return 0
@@ -62,6 +71,7 @@ def summary(folder: RunFolder, stopped_at: int) -> str:
     heldout = [record for record in records if "heldout/loss" in record]
     facts = folder.facts()
     rows = [
+        ("run", folder.path.name),
         ("parameters", f"{facts['parameters']:,}"),
         ("steps", f"{steps[-1]['step']} (stopped and resumed at {stopped_at})"),
         ("tokens", f"{steps[-1]['progress/tokens']:,}"),
@@ -78,22 +88,24 @@ def summary(folder: RunFolder, stopped_at: int) -> str:
     return "\n".join(["", *lines, "", "curves:", f"  tensorboard --logdir {folder.path.parent}", ""])
 
 
-def _train(command: list[str], processes: int, stop_when: Callable[[], bool] | None) -> None:
-    process = subprocess.Popen(command, env=torchrun_environment(processes))
+def _study(command: list[str], stop_when: Callable[[], bool] | None) -> int:
+    """Run the study, stopped when ``stop_when`` says so; returns its exit status."""
+    process = subprocess.Popen(command, process_group=0, preexec_fn=stop_with_parent)
     try:
         while process.poll() is None:
             if stop_when is not None and stop_when():
                 process.send_signal(signal.SIGTERM)
-                process.wait()
+                return process.wait()
             time.sleep(0.2)
     except BaseException:
         process.send_signal(signal.SIGTERM)
         process.wait()
         raise
-    if stop_when is None and process.returncode:
-        raise UserError(
-            f"training failed (exit status {process.returncode}); {RUN / 'logs'} has what each process printed"
-        )
+    return process.returncode
+
+
+def _depth(command: str) -> list[str]:
+    return [sys.executable, "-m", "torchtitan_ext.cli", command]
 
 
 def _step(folder: RunFolder) -> int:

@@ -28,7 +28,8 @@ def torchrun_command(arguments: list[str], *, processes: int, log_folder: Path) 
     """
     return [
         sys.executable,
-        *("-m", "launch.elastic", "--standalone", "--nproc-per-node", str(processes)),
+        # torchrun gives processes that were asked to stop 30 seconds by default: too few to save a large model.
+        *("-m", "launch.elastic", "--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", "240"),
         *("--role", "rank", "--local-ranks-filter", "0", "--tee", "3", "--log-dir", str(log_folder)),
         *("-m", "torchtitan_ext.train", *arguments),
     ]

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from launch.torchrun import default_processes, torchrun_command, torchrun_environment
+from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_file import describe_schema, dump_run
 
 TAKES_OVERRIDES = True
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     # Everything that can be wrong with the run is found here, once, rather than by every process of the launch.
     from torchtitan_ext.resolve import load_resolved
     from torchtitan_ext.run_folder import RunFolder
+    from torchtitan_ext.run_lock import holder_of
     from torchtitan_ext.start import check_same_run
 
     resolved = load_resolved(args.run_file, args.overrides)
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         if status.get("state") == "finished" and status["step"] >= resolved.steps:
             print(f"{folder.path} is finished at step {status['step']}; raise training.steps to train on")
             return 0
+        if (holder := holder_of(folder.path)) is not None:
+            raise UserError(f"{folder.path} is being trained by {holder}; wait for it, or stop it first")
     folder.create()
     arguments = ["--config-file", args.run_file, *args.overrides]
     command = torchrun_command(arguments, processes=processes, log_folder=Path(resolved.run.folder) / "logs")

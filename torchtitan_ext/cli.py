@@ -10,6 +10,11 @@ from torchtitan_ext.errors import UserError, nearest
 COMMANDS = {
     "prep": ("data_prep.command", "turn text into a data set of tokens"),
     "train": ("launch.train_command", "train a run file on this machine, on all its GPUs or on the CPU"),
+    "study": ("launch.study.command", "plan, run and watch a set of runs to compare"),
+    "plan": ("torchtitan_ext.plan.command", "say what a run needs: memory per GPU, micro-batch, hours"),
+    "compare": ("eval.compare.command", "compare runs with a baseline: loss, how sure, at what price"),
+    "eval": ("eval.evaluate.command", "measure one trained model: held-out loss, samples, downstream tasks"),
+    "bench": ("torchtitan_ext.bench.command", "measure what variants cost beside standard: time and memory"),
     "sizes": ("torchtitan_ext.sizes_command", "list the model sizes"),
     "variants": ("torchtitan_ext.variants_command", "list the variants of the residual connection and their cost"),
     "quickstart": ("launch.quickstart", "prepare, train, stop, resume and finish a small run"),

@@ -59,7 +59,7 @@ class ResolvedRun:
             "model": {
                 **asdict(self.shape),
                 "variant": run.model.variant,
-                **{f"depth.{k}": v for k, v in run.depth.items()},
+                **{f"depth.{k}": v for k, v in run.depth.items() if k not in self.variant.machine_options},
             },
             "seed": run.seed,
             "data": {
@@ -94,9 +94,12 @@ def load_resolved(path: str, overrides: list[str]) -> ResolvedRun:
     return resolve(load_run(path, overrides, known=KNOWN_NAMES), ranks=int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def resolve(run: Run, ranks: int) -> ResolvedRun:
-    """Fill in what ``run`` leaves open for a launch on ``ranks`` processes. Raises ``UserError``."""
-    dataset = TokenDataset.open(run.data.path)
+def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> ResolvedRun:
+    """Fill in what ``run`` leaves open for a launch on ``ranks`` processes. Raises ``UserError``.
+
+    ``planned`` stands for a data set that is not prepared yet: its vocabulary counts, its (missing) tokens do not.
+    """
+    dataset = TokenDataset.open(run.data.path) if planned is None else planned
     model = run.model
     shape = shape_of(
         model.size,
@@ -146,7 +149,8 @@ def resolve(run: Run, ranks: int) -> ResolvedRun:
         }
     )
     _check_parallelism(run, ranks)
-    _check_data(run, dataset, recipe.batch_tokens)
+    if planned is None:
+        _check_data(run, dataset, recipe.batch_tokens)
     return ResolvedRun(filled, shape, variant, dataset, ranks)
 
 

@@ -9,7 +9,9 @@
     tb/             the same numbers as TensorBoard event files
     checkpoint/     step-N/ distributed checkpoints
     logs/           what each rank printed, where the launcher keeps it
-    status.json     {"format", "state", "step", "steps", "time"}; state is one of STATES
+    status.json     {"format", "state", "step", "steps", "time"}; state is one of STATES; "reason" where it went wrong
+    lock            who trains here now (torchtitan_ext/run_lock.py)
+    eval/           what ``depth eval`` measured: one JSON file and picture for each time
 
 Files other than logs are written under a temporary name, flushed and renamed.
 """
@@ -25,11 +27,14 @@ from torchtitan_ext.files import write_file
 
 FORMAT = 1
 CONTENTS = frozenset(
-    ["run.yaml", "facts.json", "code.txt", "metrics.jsonl", "tb", "checkpoint", "logs", "comm_traces", "status.json"]
+    [
+        *("run.yaml", "facts.json", "code.txt", "metrics.jsonl", "status.json", "lock"),
+        *("tb", "checkpoint", "logs", "eval", "comm_traces"),
+    ]
 )
 STATES = ("running", "stopped", "finished", "diverged", "failed")
 """How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss became infinite
-or NaN."""
+or NaN, or fell so far behind the baseline's that the run's stopping rule ended it."""
 
 
 class RunFolder:
@@ -74,9 +79,12 @@ class RunFolder:
         with open(self.path / "code.txt", "a", encoding="utf-8") as file:
             file.write(text)
 
-    def write_status(self, state: str, step: int, steps: int) -> None:
+    def write_status(self, state: str, step: int, steps: int, reason: str | None = None) -> None:
+        """``reason``: why the run diverged or failed; its first line is kept."""
         assert state in STATES, state
         status = {"format": FORMAT, "state": state, "step": step, "steps": steps, "time": time.time()}
+        if reason:
+            status["reason"] = reason.strip().splitlines()[0]
         self._write("status.json", json.dumps(status) + "\n")
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:

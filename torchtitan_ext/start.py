@@ -14,19 +14,24 @@ from torchtitan_ext.errors import UserError
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file import dump_run
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.run_lock import RunLock
 
 PACKAGES = ("torch", "torchtitan", "tokenizers", "safetensors", "numpy")
 
 
-def start_run(resolved: ResolvedRun, rank: int) -> None:
-    """Called by every rank before anything is allocated.
+def start_run(resolved: ResolvedRun, rank: int) -> RunLock | None:
+    """Called by every rank before anything is allocated. Returns the lock that the first rank holds from then on.
 
-    Raises ``UserError`` when the folder holds another run, or the data are damaged.
+    Raises ``UserError`` when the folder holds another run or is being trained by another process, or the data are
+    damaged.
     """
+    lock = None
+    resolved.variant.check_machine()
     folder = RunFolder(resolved.run.folder)
     fresh = not folder.exists
     if rank == 0:
         folder.create()
+        lock = RunLock(folder.path)
         if not fresh:
             check_same_run(resolved, folder)
         folder.write_run(dump_run(resolved.run))
@@ -36,6 +41,7 @@ def start_run(resolved: ResolvedRun, rank: int) -> None:
         resolved.dataset.verify_checksums(rank, resolved.ranks)
     if rank == 0:
         folder.write_facts(resolved.facts())
+    return lock
 
 
 def check_same_run(resolved: ResolvedRun, folder: RunFolder) -> None:

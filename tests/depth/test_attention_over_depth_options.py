@@ -13,6 +13,7 @@ from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.depth_plan import Place
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.resolve import load_resolved
 from torchtitan_ext.sizes import SIZES, shape_of
 
 every_variant = pytest.mark.parametrize("variant", NAMED.values(), ids=NAMED)
@@ -186,3 +187,42 @@ def test_options_that_do_not_fit_are_refused_in_one_line(options: dict[str, obje
         AttentionOverDepth(**options).check(shape())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("control_block", {"backend": "tritn"}, r"did you mean 'triton'\?"),
+        (
+            "control_block",
+            {"backend": "fast-attnres"},
+            r"block_summary = 'mean' asks for; choose from: auto, torch, triton",
+        ),
+        ("attnres_block", {"backend": "flash-attn-res"}, r"power of two, which model.width = 96"),
+        ("block_input_dep_query", {"backend": "triton"}, r"depth.query_rank = 16 asks for; choose from: auto, torch$"),
+        ("block_rope_depth", {"backend": "flash-linear-attention", "block_summary": "sum"}, r"position = 'rotary'"),
+    ],
+)
+def test_a_backend_that_cannot_do_the_reads_is_refused(name, options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        NAMED[name].with_options(options, lambda key: key).check(shape(width=96))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_backend_of_gpus_is_refused_where_a_run_starts_without_one() -> None:
+    planned = NAMED["control_block"].with_options({"backend": "triton"}, lambda key: key)
+    planned.check(shape())  # planning a run for another machine is allowed
+    with pytest.raises(UserError, match="'triton' needs a CUDA GPU, and none is visible; 'auto'"):
+        planned.check_machine()
+    NAMED["control_block"].check_machine()
+
+
+def test_the_backend_is_no_part_of_a_run_s_identity(dataset, tmp_path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"model: {{size: debug, variant: control_block}}\ndata: {{path: {dataset}, seq_len: 64}}\n"
+        "training: {steps: 4, batch_tokens: 1024}\n"
+    )
+    plain = load_resolved(str(file), []).identity()
+    assert load_resolved(str(file), ["--depth.backend", "triton"]).identity() == plain
+    assert load_resolved(str(file), ["--depth.block_size", "2"]).identity() != plain

@@ -1,5 +1,6 @@
 """Real training processes on a real data set: the debug size on text that Python ships."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -69,13 +71,17 @@ class Launch:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def signal_at(self, step: int, number: signal.Signals) -> int:
-        """Send ``number`` to the whole process group once this launch has logged ``step``; returns the exit status."""
+        """Send ``number`` to all processes of this launch once it has logged ``step``, the ranks first, so that none
+        hears of it from another; returns the exit status."""
         deadline = time.monotonic() + TIMEOUT
         while self._step() < step:
             assert self.process.poll() is None, f"ended before step {step}:\n{self.output[-4000:]}"
             assert time.monotonic() < deadline, f"hung before step {step}:\n{self.output[-4000:]}"
             time.sleep(0.01)
-        os.killpg(self.process.pid, number)
+        for process in reversed(psutil.Process(self.process.pid).children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        self.process.send_signal(number)
         return self.wait()
 
     def _step(self) -> int:

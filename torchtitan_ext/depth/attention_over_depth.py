@@ -53,8 +53,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torchtitan_ext.ops import backends
 from torchtitan_ext.ops.depth_query import EPS, DepthQuery, Found, depth_weights
-from torchtitan_ext.ops.depth_read import depth_read, find
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
@@ -139,24 +139,27 @@ class DepthStream(Stream):
 
     def _attend(self, sources: list[torch.Tensor], query: DepthQuery, read: Read, state: DepthState) -> torch.Tensor:
         if not state.found:
-            return depth_read(sources, query)
+            return backends.read(sources, query, backend=self.variant.backend)
         before, own = state.found[0], slice(read.finished, None)
         if not sources[own]:
             return before.h_BTD.to(sources[0].dtype)
-        return depth_read(sources[own], query.of(own), before)
+        return backends.read(sources[own], query.of(own), before, self.variant.backend)
 
     def look_ahead(self, finished: tuple[torch.Tensor, ...], outputs: int) -> tuple[Found, ...]:
         """What each read from ``outputs`` on finds in ``finished``, until another block is finished.
 
         Empty where that saves nothing (one read, or one source), where queries depend on an input that is not there
-        yet, and where layers are recomputed from the state, which would have to keep it.
+        yet, where the backend knows whole reads alone, and where layers are recomputed from the state, which would have
+        to keep it.
         """
         reads = self.reads[outputs : outputs + self.plan.block_size]
-        if len(reads) < 2 or reads[0].finished < 2 or self.variant.query_rank or self.recomputed:
+        phases = backends.has_phases(self.variant.backend)
+        if len(reads) < 2 or reads[0].finished < 2 or self.variant.query_rank or self.recomputed or not phases:
             return ()
         shared = slice(reads[0].finished)
         queries = [self.query(DepthState(finished), read.position).of(shared) for read in reads]
-        return tuple(find([finished[source.index] for source in reads[0].sources[shared]], queries))
+        sources = [finished[source.index] for source in reads[0].sources[shared]]
+        return tuple(backends.find(sources, queries, self.variant.backend))
 
     def sources(self, state: DepthState, outputs: int) -> list[torch.Tensor]:
         """The tensors that a read attends to, as they are kept in the state: for means, the sums."""
@@ -176,11 +179,14 @@ class DepthStream(Stream):
         if self.variant.query_rank:
             vectors_mK = torch.cat([vectors_mK, self.query_up[read.row].to(dtype)])
         vectors_mK = vectors_mK * vectors_mK.shape[-1] ** -0.5
+        gain = gain.to(dtype)
         if self.variant.position == "rotary":
-            vectors_nmK = _rotate(vectors_mK, [read.position - source.position for source in read.sources])
-        else:
-            vectors_nmK = vectors_mK.expand(len(read.sources), -1, -1)
-        vectors_nmK = vectors_nmK * gain.to(dtype)
+            distances = [read.position - source.position for source in read.sources]
+            vectors_nmK = _rotate(vectors_mK, distances) * gain
+        elif self.variant.key_gain == "block":
+            vectors_nmK = vectors_mK * gain
+        else:  # expanded, not repeated: backends see by the stride of 0 that there is one vector for all sources
+            vectors_nmK = (vectors_mK * gain).expand(len(read.sources), -1, -1)
         biases = None
         if self.variant.position == "linear":
             biases = [-self.variant.slope * (read.position - source.position) for source in read.sources]

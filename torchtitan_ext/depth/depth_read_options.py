@@ -5,9 +5,11 @@ D = model width, K = key width, R = rank of the input-dependent query, γ = key 
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.errors import nearest as hint_for
+from torchtitan_ext.ops.backends import AUTO, BACKENDS, Ask, unavailable
 from torchtitan_ext.sizes import Shape
 
 from .depth_plan import DepthPlan
@@ -21,6 +23,7 @@ _CHOICES = {
     "key_gain": ("read", "block"),
     "position": ("none", "linear", "rotary"),
     "routing": ("replace", "add"),
+    "backend": (AUTO, *BACKENDS),
 }
 
 
@@ -54,7 +57,11 @@ class DepthReadOptions(Variant):
         key_fraction: the same as a fraction of D.
         routing: "replace": h is the read; "add": h is the running sum of all outputs plus the read, which then leaves
             out the unfinished block; the first read has no source and the final norm gets the running sum.
+        backend: which implementation does the reads on a GPU, one of ``torchtitan_ext.ops.backends``; "auto" takes what
+            measures fastest. On a CPU they are PyTorch's in any case.
     """
+
+    machine_options: ClassVar[frozenset[str]] = frozenset({"backend"})
 
     granularity: str = "layer"
     source_kind: str = "delta"
@@ -75,6 +82,7 @@ class DepthReadOptions(Variant):
     key_rank: int = 0
     key_fraction: float = 1.0
     routing: str = "replace"
+    backend: str = AUTO
 
     def check(self, shape: Shape) -> None:
         for name, choices in _CHOICES.items():
@@ -129,6 +137,37 @@ class DepthReadOptions(Variant):
                 f"depth.routing = {self.routing!r} reads finished blocks only, and no block is finished "
                 "before the last read; make depth.block_size smaller"
             )
+        if self.backend != AUTO:
+            self._check_backend(shape)
+
+    def _check_backend(self, shape: Shape) -> None:
+        asked = self._asks(shape)
+        able = [name for name, backend in BACKENDS.items() if backend.cannot.isdisjoint(asked)]
+        for ask, why in asked.items():
+            if ask in BACKENDS[self.backend].cannot:
+                raise UserError(
+                    f"depth.backend = {self.backend!r} has no reads with {ask.value}, which {why} asks for; "
+                    f"choose from: {', '.join([AUTO, *able])}"
+                )
+
+    def check_machine(self) -> None:
+        if reason := unavailable(self.backend):
+            raise UserError(f"depth.backend = {self.backend!r} {reason}; 'auto' takes the fastest backend there is")
+
+    def _asks(self, shape: Shape) -> dict[Ask, str]:
+        """What the reads ask of a backend, and the option that makes them do so."""
+        scaled = any(source.scale != 1 for read in self.plan(shape).reads() for source in read.sources)
+        why = {
+            Ask.SCALES: "depth.block_summary = 'mean'" if scaled else "",
+            Ask.BIASES: "depth.position = 'linear'" if self.position == "linear" else "",
+            Ask.VECTORS: "depth.position = 'rotary'" if self.position == "rotary" else "",
+            Ask.NARROW_KEYS: "a key narrower than the model" if self.key_width(shape) < shape.width else "",
+            Ask.TOKEN_DEPENDENT: f"depth.query_rank = {self.query_rank}" if self.query_rank else "",
+            Ask.ODD_WIDTH: f"model.width = {shape.width}" if shape.width & (shape.width - 1) else "",
+        }
+        if self.key_gain == "block":
+            why[Ask.VECTORS] = "depth.key_gain = 'block'"
+        return {ask: option for ask, option in why.items() if option}
 
     @property
     def outputs_per_layer(self) -> int:

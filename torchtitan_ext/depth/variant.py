@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.sizes import Shape
@@ -19,11 +19,17 @@ class Variant:
     of it.
     """
 
+    machine_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that say what computes the variant, not what is computed: no part of a run's identity."""
+
     summary: str = "x ← x + sublayer(norm(x)): the residual stream of Llama 3"
     source: str = "He et al., arXiv 1512.03385; torchtitan models/llama3"
 
     def check(self, shape: Shape) -> None:
         """Raise ``UserError`` when an option does not fit the model or another option."""
+
+    def check_machine(self) -> None:
+        """Raise ``UserError`` when an option asks for something that this machine does not have."""
 
     def link(self, shape: Shape, layer: int) -> Link.Config:
         """The connection of layer number ``layer`` (from 0) to the depth state."""

@@ -42,7 +42,8 @@ class DepthQuery:
     """What one read asks for: everything but the sources.
 
     Attributes:
-        w_nK: a vector per source, query times key gain; K may be less than the sources' width.
+        w_nK: a vector per source, query times key gain, or one expanded over the sources; K may be less than the
+            sources' width.
         scales: s_i; None for ones.
         biases: bias_i; None for zeros.
         basis_nRK, coefficients_BTR: u and c of the token-dependent part of the query; both or neither.

@@ -180,9 +180,15 @@ class _Reads(torch.autograd.Function):
         d_w_nGK = torch.zeros_like(w_nGK)
         d_sources = [torch.empty_like(source, memory_format=torch.contiguous_format) for source in sources]
         second_phase = h_BTD is not None
-        d_before_BTD = torch.empty_like(h_BTD, dtype=dtype) if second_phase else None
-        d_before_N = torch.empty_like(lse_GN[0]) if second_phase else None
-        between = (h_BTD, d_before_BTD) if second_phase else ()
+        d_before = (
+            [
+                torch.empty_like(h_BTD, dtype=dtype),
+                torch.empty_like(before_lse_BT, memory_format=torch.contiguous_format),
+            ]
+            if second_phase
+            else []
+        )
+        between = [h_BTD, d_before[0]] if second_phase else []
 
         start = 0
         for chunks in _chunks((*grad_GBTD, *between, *sources, *d_sources)):
@@ -201,7 +207,7 @@ class _Reads(torch.autograd.Function):
                 dot_GC = torch.mul(g_GCD[0], h_CD, out=work_CD).sum(-1).unsqueeze(0)
                 kept_C = (_rows(before_lse_BT, span) - lse_GC[0]).exp_()
                 d_before_CD.copy_(torch.mul(g_GCD[0], kept_C.unsqueeze(-1), out=work_CD))
-                torch.mul(dot_GC[0], kept_C.neg_(), out=d_before_N[span])
+                torch.mul(dot_GC[0], kept_C.neg_(), out=d_before[1].view(-1)[span])
             else:
                 dot_GC = (alpha_GnC * beta_GnC).sum(1)
                 for dot_C, grad_BT in zip(dot_GC, in_place_of_lse, strict=False):
@@ -230,8 +236,7 @@ class _Reads(torch.autograd.Function):
         d_given: list[torch.Tensor | None] = [None] * len(given)
         for index, d_w_nK in zip(asked, d_w_nGK.unbind(1), strict=True):
             d_given[index] = d_w_nK.to(given[index].dtype)
-        d_lse_BT = d_before_N.view(before_lse_BT.shape) if second_phase else None
-        return None, d_basis, d_coefficients, d_before_BTD, d_lse_BT, *d_given, *d_sources
+        return None, d_basis, d_coefficients, *(d_before or (None, None)), *d_given, *d_sources
 
 
 def _rows(grad_BT: torch.Tensor, span: slice) -> torch.Tensor:

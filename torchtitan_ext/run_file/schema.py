@@ -4,6 +4,7 @@ The descriptions feed ``--help`` and the reference page (see :mod:`.words`). ``N
 most often by the recipe of the size.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -162,6 +163,25 @@ class Training(_Section):
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="norm that the gradient is clipped to")
     deterministic: bool = Field(default=False, description="use deterministic kernels only")
+    stop_behind: float | None = Field(
+        default=None,
+        gt=0,
+        description="end as diverged with a loss this far above logging.baseline's, in nats per token",
+    )
+    stop_behind_at: Whole | None = Field(
+        default=None, gt=0, description="step from which stop_behind is decided, once, where both runs have logged"
+    )
+
+    @model_validator(mode="after")
+    def _stopping_rule_is_whole(self) -> Self:
+        if (self.stop_behind is None) != (self.stop_behind_at is None):
+            given, missing = "stop_behind", "stop_behind_at"
+            if self.stop_behind is None:
+                given, missing = missing, given
+            raise _problem(
+                f"training.{given} is given without training.{missing}; give both or neither", f"training.{given}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
@@ -251,6 +271,9 @@ class Logging(_Section):
     every: Whole = Field(default=10, gt=0, description="steps between logged lines")
     tensorboard: bool = Field(default=True, description="write TensorBoard event files too")
     depth_every: Whole = Field(default=0, ge=0, description="steps between looks inside the model by depth; 0: never")
+    baseline: Text | None = Field(
+        default=None, description="run folder to compare loss, tokens/s and memory with as the run goes"
+    )
 
 
 @dataclass(frozen=True)
@@ -303,6 +326,21 @@ class Run(_Section):
                 f"training.batch_tokens is {batch}, not a multiple of data.seq_len, which is {seq_len}; use {choices}",
                 "training.batch_tokens",
                 "data.seq_len",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _another_run_is_the_baseline(self) -> Self:
+        baseline = self.logging.baseline
+        if baseline is None and self.training.stop_behind is not None:
+            raise _problem(
+                "training.stop_behind needs a run to compare with; give its folder in logging.baseline",
+                "training.stop_behind",
+            )
+        if baseline is not None and os.path.realpath(baseline) == os.path.realpath(self.folder):
+            raise _problem(
+                f"logging.baseline is {baseline!r}, the run's own folder; give another run's or null",
+                "logging.baseline",
             )
         return self
 

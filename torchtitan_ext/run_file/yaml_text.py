@@ -37,7 +37,7 @@ class Table:
 
 
 class YamlTextError(Exception):
-    """The text is not YAML that a run file may hold: ``line`` counts from 1, ``problem`` is one plain sentence."""
+    """The text is not YAML that a run or study file may hold: ``line`` counts from 1, ``problem`` is one sentence."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(line, problem)
@@ -80,7 +80,7 @@ def parse_mapping(text: str) -> Table:
     """
     node = _compose(text)
     if node is None:
-        raise YamlTextError(1, "the file is empty; a run file needs at least 'model:' and 'data:', or 'extends:'")
+        raise YamlTextError(1, "the file is empty; it needs keys with values, written 'key: value'")
     value = _value(node)
     if not isinstance(value, Table):
         raise YamlTextError(node.start_mark.line + 1, "the top level must be keys with values, written 'key: value'")
@@ -116,7 +116,7 @@ def _compose(text: str) -> Any:
         if mark is not None and mark.buffer is not None and mark.buffer[mark.pointer] == "\t":
             raise YamlTextError(line, "a tab stands where YAML allows only spaces; use spaces") from None
         if isinstance(error, yaml.composer.ComposerError):
-            problem = "a second document starts here; a run file holds one"
+            problem = "a second document starts here; a file holds one"
         raise YamlTextError(line, f"not valid YAML: {problem}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -27,9 +27,12 @@ NEVER = 2**62
 """An interval in steps that no run reaches."""
 
 
-def model_spec(shape: Shape, variant: Variant, *, seq_len: int, documents: bool, flavor: str = "") -> ModelSpec:
-    """The model as torchtitan takes it. ``documents``: attention stays within a document."""
-    on_cpu = not torch.accelerator.is_available()
+def model_spec(
+    shape: Shape, variant: Variant, *, seq_len: int, documents: bool, flavor: str = "", on_cpu: bool | None = None
+) -> ModelSpec:
+    """The model as torchtitan takes it. ``documents``: attention stays within a document. ``on_cpu`` is by default
+    whether there is no accelerator."""
+    on_cpu = not torch.accelerator.is_available() if on_cpu is None else on_cpu
     flex = documents and not on_cpu
     return ModelSpec(
         name="torchtitan_ext",
@@ -48,9 +51,10 @@ def model_spec(shape: Shape, variant: Variant, *, seq_len: int, documents: bool,
     )
 
 
-def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
-    """The configuration of the trainer for ``resolved``, on the accelerator there is or else on the CPU."""
-    run, on_cpu = resolved.run, not torch.accelerator.is_available()
+def trainer_config(resolved: ResolvedRun, on_cpu: bool | None = None) -> DepthTrainer.Config:
+    """The configuration of the trainer for ``resolved``, by default on the accelerator there is or else on the CPU."""
+    run = resolved.run
+    on_cpu = not torch.accelerator.is_available() if on_cpu is None else on_cpu
     training, seq_len = run.training, run.data.seq_len
     bf16 = training.precision == "bf16" or (training.precision == "auto" and not on_cpu)
     assert training.micro_batch is not None
@@ -62,6 +66,7 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
             seq_len=seq_len,
             documents=run.data.document_mask,
             flavor=f"{run.model.size} {run.model.variant}",
+            on_cpu=on_cpu,
         ),
         hf_assets_path=str(resolved.dataset.path),
         dump_folder=run.folder,
@@ -105,6 +110,9 @@ def trainer_config(resolved: ResolvedRun) -> DepthTrainer.Config:
             log_freq=run.logging.every,
             enable_tensorboard=run.logging.tensorboard,
             disable_color_printing=True,
+            baseline=run.logging.baseline,
+            stop_behind=training.stop_behind,
+            stop_behind_at=training.stop_behind_at,
         ),
         heldout_every=run.heldout.every,
         heldout_tokens=run.heldout.tokens,

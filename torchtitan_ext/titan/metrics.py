@@ -8,6 +8,7 @@ time alone, without evaluation and checkpoints.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -16,9 +17,11 @@ from torchtitan.components.metrics import BaseLogger, MetricsProcessor
 from torchtitan.tools.logging import logger
 
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.units import duration
 
 from .diagnostics import DepthNumbers
 from .pictures import map_picture, series_picture
+from .versus import StoppingRule, Versus
 
 
 @dataclass
@@ -35,12 +38,16 @@ class RunMetrics(MetricsProcessor):
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        pass
+        baseline: str | None = None
+        """Run folder to compare with."""
+        stop_behind: float | None = None
+        stop_behind_at: int | None = None
 
     def __init__(self, config: Config, *, dump_folder: str = "./outputs", **kwargs: Any) -> None:
         super().__init__(config, dump_folder=dump_folder, **kwargs)
         self.folder = RunFolder(dump_folder)
         self.writer: SummaryWriter | None = None
+        self.versus: Versus | None = None
         self.progress: Callable[[], Progress] = Progress
         self.last = Progress()
         self.steps = 0
@@ -59,6 +66,22 @@ class RunMetrics(MetricsProcessor):
             self.folder.cut_metrics(self.last.step)
             if self.config.enable_tensorboard:
                 self.writer = SummaryWriter(str(self.folder.tensorboard_path), purge_step=self.last.step + 1)
+            if self.config.baseline is not None:
+                self._compare_with(Path(self.config.baseline))
+
+    def _compare_with(self, baseline: Path) -> None:
+        rule = None
+        if self.config.stop_behind is not None and self.config.stop_behind_at is not None:
+            rule = StoppingRule(self.config.stop_behind, self.config.stop_behind_at)
+        self.versus = Versus(self.folder, baseline, rule)
+        logger.info(
+            f"In brackets, at the same step of {baseline}: loss minus its loss, tok/s and mem as a share of its"
+        )
+
+    @property
+    def verdict(self) -> str | None:
+        """Why the stopping rule ends this run, once it does; known on the first rank."""
+        return self.versus.verdict if self.versus is not None else None
 
     def log(
         self,
@@ -97,12 +120,13 @@ class RunMetrics(MetricsProcessor):
             "progress/train_seconds": now.train_seconds,
         }
         metrics.update({name: value for name, value in (extra_metrics or {}).items() if name.startswith("lr/")})
+        against = self._compare(step, metrics)
         self._write(step, metrics)
         left = (self.steps - step) * metrics["time_metrics/end_to_end(s)"]
         logger.info(
-            f"step {step}/{self.steps}  loss {global_avg_loss:.4f}  grad norm {grad_norm:.3f}  "
-            f"{tokens_per_second:,.0f} tok/s  mfu {metrics['mfu(%)']:.1f}%  "
-            f"mem {memory.max_reserved_gib:.2f} GiB  left {duration(left)}"
+            f"step {step}/{self.steps}  loss {global_avg_loss:.4f}{against['loss']}  grad norm {grad_norm:.3f}  "
+            f"{tokens_per_second:,.0f} tok/s{against['speed']}  mfu {metrics['mfu(%)']:.1f}%  "
+            f"mem {memory.max_reserved_gib:.2f} GiB{against['memory']}  left {duration(left)}"
         )
         self.last = now
         self.ntokens_since_last_log = 0
@@ -111,6 +135,24 @@ class RunMetrics(MetricsProcessor):
         self.device_memory_monitor.reset_peak_stats()
         if dist.get_rank() == 0:
             self.folder.write_status("running", step, self.steps)
+
+    def _compare(self, step: int, metrics: dict[str, float]) -> dict[str, str]:
+        """Add what is known now about the baseline to ``metrics``, the record of ``step``, and to records of their own
+        for earlier steps that the baseline has reached since. Returns the console's brackets."""
+        if self.versus is not None:
+            self.versus.note(step, metrics)
+            for earlier, comparison in self.versus.compare().items():
+                if earlier == step:
+                    metrics.update(comparison)
+                else:
+                    self._write(earlier, comparison)
+        if "vs_baseline/loss" not in metrics:
+            return {"loss": "", "speed": "", "memory": ""}
+        return {
+            "loss": f" ({metrics['vs_baseline/loss']:+.4f})",
+            "speed": f" ({metrics['vs_baseline/tokens_per_s']:.0%})",
+            "memory": f" ({metrics['vs_baseline/peak_memory']:.0%})",
+        }
 
     def log_heldout(self, step: int, metrics: dict[str, float]) -> None:
         self._write(step, metrics)
@@ -146,15 +188,3 @@ class RunMetrics(MetricsProcessor):
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: ``42s``, ``3m12s``, ``5h07m``, ``2d04h``."""
-    minutes, secs = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"

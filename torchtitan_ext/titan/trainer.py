@@ -19,6 +19,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from data_prep.dataset import TokenDataset
+from torchtitan_ext.orphans import stop_with_parent
 from torchtitan_ext.run_folder import RunFolder
 
 from .checkpoints import saved_steps
@@ -37,18 +38,19 @@ class DepthTrainer(Trainer):
         depth_every: int = 0
         heldout_tokens: int = 0
         start: Annotated[Callable | None, tyro.conf.Suppress] = None
-        """Called with the rank before anything is allocated."""
+        """Called with the rank before anything is allocated; returns the first rank's lock on the run folder."""
 
     dataloader: WindowLoader
     metrics_processor: RunMetrics
 
     def __init__(self, config: Config) -> None:
         assert config.start is not None
-        config.start(rank=int(os.environ["RANK"]))
+        self.lock = config.start(rank=int(os.environ["RANK"]))
         self.folder = RunFolder(config.dump_folder)
         self.train_seconds = 0.0
         self.step_began: float | None = None
         self.stop_requested = False
+        self.fell_behind = False
         super().__init__(config)
         # Its own group on the CPU, so that asking every step whether to stop never waits for the device.
         self.control_group = dist.new_group(backend="gloo")
@@ -72,15 +74,20 @@ class DepthTrainer(Trainer):
         return Progress(step=self.step, tokens=tokens, train_seconds=self.train_seconds + running)
 
     def train(self) -> None:
-        """Train from the newest checkpoint to the last step, or until SIGTERM or SIGINT asks to stop."""
+        """Train from the newest checkpoint to the last step, or until SIGTERM or SIGINT asks to stop or the run's
+        stopping rule ends it."""
         handlers = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        stop_with_parent()
         try:
             super().train()
             if self.step not in saved_steps(self.checkpointer.folder):
                 self.checkpointer.save(self.step, last_step=True)
-            self._report("stopped" if self.step < self.config.training.steps else "finished")
+            if self.fell_behind:
+                self._report("diverged", self.metrics_processor.verdict)
+            else:
+                self._report("stopped" if self.step < self.config.training.steps else "finished")
         except Exception as error:
-            self._report("diverged" if "Loss is not finite" in str(error) else "failed")
+            self._report("diverged" if "Loss is not finite" in str(error) else "failed", str(error) or repr(error))
             raise
         finally:
             for number, handler in handlers.items():
@@ -117,20 +124,30 @@ class DepthTrainer(Trainer):
     def should_continue_training(self) -> bool:
         if not super().should_continue_training():
             return False
-        asked = torch.tensor(int(self.stop_requested))
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.control_group)
-        if asked.item():
+        # One rank's signal stops all, and so does the stopping rule, which the first rank alone can decide.
+        verdict = self.metrics_processor.verdict
+        stop = torch.tensor([int(self.stop_requested), int(verdict is not None)])
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=self.control_group)
+        asked, self.fell_behind = bool(stop[0]), bool(stop[1])
+        if self.fell_behind:
+            logger.info(f"Stopping rule: {verdict}; saving step {self.step} and leaving")
+        elif asked:
             logger.info(f"Asked to stop: saving step {self.step} and leaving")
-        return not asked.item()
+        return not asked and not self.fell_behind
 
     def _request_stop(self, number: int, frame: Any) -> None:
         # Ctrl-C reaches this process twice, from the terminal and from torchrun, so a second signal says nothing more.
-        # torchrun kills what has not left after 30 seconds.
+        # torchrun kills what does not leave in time.
         self.stop_requested = True
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: str, reason: str | None = None) -> None:
         if dist.get_rank() == 0:
-            self.folder.write_status(state, self.step, self.config.training.steps)
+            self.folder.write_status(state, self.step, self.config.training.steps, reason)
+
+    def close(self) -> None:
+        super().close()
+        if self.lock is not None:
+            self.lock.release()
 
     def state_dict(self) -> dict[str, Any]:
         state = {"step": self.step, "train_seconds": self.train_seconds, "rng": torch.get_rng_state()}

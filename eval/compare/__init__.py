@@ -1,0 +1,14 @@
+"""Comparing finished runs: what a variant gains over its baseline, at what price, and whether to believe it.
+
+::
+
+    sources.py      arguments → the run folders, studies and TensorBoard folders that they name, read one by one
+    run_reader.py   one run → Run (run.py): its curves and costs, from metrics.jsonl (records.py) or event_files.py
+    grouping.py     runs → groups (equal but for the seed) → families (a baseline and what may be compared with it)
+    compare.py      families → results.py: every number of the report, by statistics.py, curves.py and bands.py
+    sections/       results → blocks of a page (page.py), drawn by pictures.py, written by page_html and page_markdown
+    command.py      ``depth compare``
+
+A further section is a function from ``Results`` to blocks, called in ``sections.report``; what it computes from the
+runs is a field of ``Results``.
+"""

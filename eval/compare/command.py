@@ -1,0 +1,80 @@
+"""Compare finished runs with a baseline: loss, how sure, and at what price.
+
+Reads run folders, studies, and TensorBoard event files of any torchtitan run.
+Writes report.html (one file, for a phone too), report.md with pictures/, and
+results.json, and prints the main table. A damaged or unfinished run is left
+out, and the report says why.
+
+LABEL=PATH names a run. Event files do not say the seed: a label or folder that
+ends in seed0, seed1, ... does.
+
+example: depth compare runs/my_study --out report
+example: depth compare old-seed0=a/outputs new-seed0=b/outputs --baseline old
+"""
+
+import argparse
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtitan_ext.errors import UserError
+
+if TYPE_CHECKING:
+    from eval.compare.page import Page
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUNS_OR_STUDY",
+        help="[LABEL=]PATH of a run folder, a study (folder or file), TensorBoard event files, or a folder with these",
+    )
+    parser.add_argument("--out", type=Path, default=Path("comparison"), help="where to write (default: comparison)")
+    parser.add_argument(
+        "--baseline",
+        metavar="LABEL",
+        help="label or variant to compare with (default: what the study says, or else standard)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    # Imported here: matplotlib and scipy take a while, and --help needs neither.
+    from eval.compare.compare import compare
+    from eval.compare.console import main_table
+    from eval.compare.grouping import make_families
+    from eval.compare.sections import report
+    from eval.compare.sources import gather
+
+    if args.out.exists() and not args.out.is_dir():
+        raise UserError(f"{args.out} is a file; choose another folder with --out")
+    gathered = gather(args.runs)
+    families = make_families(gathered.runs, gathered.left_out, args.baseline)
+    results = compare(families, gathered.left_out)
+    if not results.families:
+        for out in results.left_out:
+            print(f"left out  {out['name']}: {out['why']}", file=sys.stderr)
+        raise UserError("nothing to compare: that takes two finished runs that differ in more than their seed")
+    write_report(args.out, report(results), results.to_json())
+    print(main_table(results))
+    print(f"\nwrote {args.out / 'report.html'}, report.md and results.json")
+    return 0
+
+
+def write_report(folder: Path, page: "Page", results: str) -> None:
+    """Write the three files, and the pictures of ``report.md``."""
+    from eval.compare.page import pictures_of
+    from eval.compare.page_html import to_html
+    from eval.compare.page_markdown import FOLDER, to_markdown
+    from torchtitan_ext.files import write_file
+
+    pictures = folder / FOLDER
+    pictures.mkdir(parents=True, exist_ok=True)
+    for picture in pictures_of(page.blocks):
+        drawn = BytesIO()
+        picture.figure.savefig(drawn, format="png", dpi=150, facecolor="white")
+        write_file(pictures / f"{picture.file}.png", drawn.getvalue())
+    write_file(folder / "report.html", to_html(page).encode())
+    write_file(folder / "report.md", to_markdown(page).encode())
+    write_file(folder / "results.json", results.encode())

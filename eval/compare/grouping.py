@@ -1,0 +1,229 @@
+"""Runs → groups (runs that differ in their seeds alone) → families (a baseline and what may be compared with it)."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from eval.compare.run import LeftOut, Run
+from torchtitan_ext.errors import UserError, nearest
+
+STANDARD = "standard"
+WALL_CLOCK = "wall_clock"
+"""The study's control that is the baseline trained for as long as a variant took."""
+LENGTH = {"training.steps", "optimizer.warmup_steps", "optimizer.decay_fraction"}
+"""Settings that follow from how long a run is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ in their seeds alone. ``diverged`` names those that have no final loss."""
+
+    label: str
+    runs: tuple[Run, ...]
+    diverged: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def called(self) -> tuple[str, str | None]:
+        """Label and size: no two groups have both in common."""
+        return self.label, self.first.size
+
+    def paired_with(self, other: "Group") -> list[tuple[Run, Run]]:
+        """This group's runs with the other's of the same seeds. Two lone runs of unknown seed make a pair too."""
+        if len(self.runs) == len(other.runs) == 1 and None in (self.first.seed, other.first.seed):
+            return [(self.first, other.first)]
+        by_pair = {run.pair: run for run in other.runs if run.seed is not None}
+        return [(run, by_pair[run.pair]) for run in self.runs if run.pair in by_pair]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Groups of one size whose losses may be compared; those in ``other_tokens`` in bits per byte alone."""
+
+    size: str | None
+    baseline: Group | None
+    groups: tuple[Group, ...]
+    other_tokens: tuple[Group, ...] = ()
+
+    @property
+    def all(self) -> tuple[Group, ...]:
+        return (*([self.baseline] if self.baseline else []), *self.groups)
+
+    def is_reference(self, group: Group) -> bool:
+        """Whether ``group`` is the baseline's model trained for another length: a measure of time, not a variant."""
+        if self.baseline is None or group is self.baseline:
+            return False
+        one, other = group.first, self.baseline.first
+        if one.control == WALL_CLOCK:
+            return True
+        different = {
+            key for key in {**one.settings, **other.settings} if one.settings.get(key) != other.settings.get(key)
+        }
+        return one.variant == other.variant and bool(different) and different <= LENGTH
+
+    @property
+    def measure(self) -> str:
+        """``heldout``, or ``training`` where no run measured a held-out loss."""
+        return "heldout" if any(len(run.heldout) for group in self.all for run in group.runs) else "training"
+
+
+def make_families(runs: Sequence[Run], left_out: list[LeftOut], baseline: str | None = None) -> list[Family]:
+    """Put runs into families, baseline first. What fits nowhere is added to ``left_out``.
+
+    ``baseline`` is a label or variant; by default what the runs' study says, or else the variant ``standard``.
+
+    Raises:
+        UserError: no run has that label or variant.
+    """
+    groups = _groups(runs, left_out)
+    members: dict[tuple[Group | None, str | None], list[Group]] = {}
+    for group, base in zip(groups, _baselines(groups, baseline), strict=True):
+        found = members.setdefault((base, base.first.size if base else group.first.size), [])
+        if group is not base:
+            found.append(group)
+    families = [_family(base, found, left_out) for (base, _), found in members.items()]
+    compared = [family for family in families if len(family.all) + len(family.other_tokens) > 1]
+    return [family for family in families if family in compared or _worth_showing(family, compared, left_out)]
+
+
+def _groups(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Group]:
+    by_key: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        key = json.dumps([run.label, run.variant, run.size, run.control, run.settings, run.data], default=str)
+        same = by_key.setdefault(key, {})
+        twin = next((other for other in same.values() if run.seed is not None and other.pair == run.pair), None)
+        if twin is not None:
+            left_out.append(LeftOut(run.name, f"the same settings and seed as {twin.name}, which was used"))
+        else:
+            same[f"{len(same)} {run.name}"] = run
+    groups = _with_labels([tuple(same.values()) for same in by_key.values()])
+    diverged = [out for out in left_out if out.diverged]
+    return [
+        replace(group, diverged=tuple(out.name for out in diverged if (out.label, out.size) == group.called))
+        for group in groups
+    ]
+
+
+def _with_labels(groups: list[tuple[Run, ...]]) -> list[Group]:
+    """Give each group its title; of several with the same one, all but the first get a number."""
+    labelled: list[Group] = []
+    for runs, title in zip(groups, titles([runs[0] for runs in groups]), strict=True):
+        group = Group(title, runs)
+        same = sum(other.called == group.called for other in labelled)
+        labelled.append(replace(group, label=f"{title} ({same + 1})") if same else group)
+    return labelled
+
+
+def titles(firsts: Sequence[Run], without: Collection[str] = ()) -> list[str]:
+    """For one run of each group, its study's label, or its variant; then what tells it from groups of the same size
+    that are called so too, apart from settings in ``without``."""
+    found = []
+    for first in firsts:
+        title = first.label or first.variant
+        twins = [other for other in firsts if (other.label or other.variant, other.size) == (title, first.size)]
+        parts = [title]
+        for key in sorted({key for twin in twins for key in twin.settings} - {*without}):
+            if len({json.dumps(twin.settings.get(key), default=str) for twin in twins}) > 1:
+                parts.append(f"{key.split('.')[-1]} {_short(first.settings.get(key))}")
+        if len({json.dumps(twin.data) for twin in twins}) > 1:
+            parts.append(f"data {(first.data or {}).get('training data', 'unknown')}")
+        found.append(", ".join(parts))
+    return found
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "default" if value is None else str(value)
+
+
+def _baselines(groups: list[Group], asked: str | None) -> list[Group | None]:
+    """The baseline of each group; a baseline is its own.
+
+    That is ``asked``, or else what the group's study says, or else ``standard``: of several, the one whose settings are
+    nearest to the group's.
+    """
+    wanted = asked or STANDARD
+    exact = [group for group in groups if group.label == wanted]
+    candidates = exact or [g for g in groups if wanted in (g.first.label, g.first.variant) and g.first.control is None]
+    if asked and not candidates:
+        raise UserError(f"--baseline {asked}: no run is called so; {nearest(asked, [g.label for g in groups])}")
+    named = {group.first.baseline for group in groups} - {None} if not asked else set()
+    result: list[Group | None] = []
+    for group in groups:
+        if group.first.label in named or (group in candidates and not (group.first.baseline and named)):
+            result.append(group)
+            continue
+        if group.first.baseline and not asked:
+            choice = [base for base in groups if base.first.label == group.first.baseline]
+        else:
+            choice = [base for base in candidates if base.first.size == group.first.size]
+        result.append(min(choice, key=lambda base: _differences(base.first, group.first), default=None))
+    return result
+
+
+def _differences(one: Run, other: Run) -> int:
+    keys = {key for key in {**one.settings, **other.settings} if not key.startswith("depth.")}
+    return sum(one.settings.get(key) != other.settings.get(key) for key in keys) + 100 * (
+        (one.data != other.data) + (one.size != other.size)
+    )
+
+
+def _family(base: Group | None, members: list[Group], left_out: list[LeftOut]) -> Family:
+    kept, other_tokens = [], []
+    reference = base or max(members, key=lambda group: sum(group.first.data == other.first.data for other in members))
+    for group in members:
+        why = _why_not_comparable(reference, group)
+        if why is None:
+            kept.append(group)
+        elif base and group.first.text is not None and group.first.text == reference.first.text:
+            other_tokens.append(group)
+        else:
+            left_out += [LeftOut(run.name, why, group.label) for run in group.runs]
+    family = Family(reference.first.size, base, tuple(kept), tuple(other_tokens))
+    if family.measure == "heldout":
+        family = _only_heldout(family, left_out)
+    return family
+
+
+def _only_heldout(family: Family, left_out: list[LeftOut]) -> Family:
+    """Drop runs that measured no held-out loss, where others did."""
+
+    def only(group: Group) -> Group:
+        without = [run for run in group.runs if not len(run.heldout)]
+        left_out.extend(LeftOut(run.name, "it logged no held-out loss (heldout.every: 0)") for run in without)
+        return replace(group, runs=tuple(run for run in group.runs if len(run.heldout)))
+
+    base = only(family.baseline) if family.baseline else None
+    kept = tuple(group for group in map(only, family.groups) if group.runs)
+    return replace(family, baseline=base if base and base.runs else None, groups=kept)
+
+
+def _why_not_comparable(base: Group, group: Group) -> str | None:
+    one, other = base.first.data, group.first.data
+    if one == other:
+        return None
+    if one is None or other is None:
+        return (
+            "its loss is not compared: event files do not say on which data a loss was measured, and the losses of "
+            f"{base.label} are of known data"
+            if other is None
+            else f"its loss is not compared: the event files of {base.label} do not say on which data it was measured"
+        )
+    different = [f"{key} {one[key]} in {base.label}, {other[key]} here" for key in one if one[key] != other[key]]
+    return (
+        f"its loss is not compared: {'; '.join(different)}. Bits per byte would do if both data sets were at the paths "
+        "of their run.yaml, held out the same text and all of it were scored (heldout.tokens)"
+    )
+
+
+def _worth_showing(alone: Family, compared: Sequence[Family], left_out: list[LeftOut]) -> bool:
+    """A lone baseline is, where its variant is compared at other sizes: it is a rung of a ladder."""
+    rungs = {family.baseline.first.variant for family in compared if family.baseline}
+    if alone.baseline and alone.baseline.first.variant in rungs and alone.size not in {one.size for one in compared}:
+        return True
+    for group in alone.all:
+        why = f"no other run is compared with {group.label!r}; --baseline LABEL compares across settings too"
+        left_out += [LeftOut(run.name, why, group.label) for run in group.runs]
+    return False

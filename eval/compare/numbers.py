@@ -1,0 +1,77 @@
+"""Numbers for people."""
+
+from eval.compare.statistics import Estimate
+
+UNITS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "training time"}
+COST_TITLES = {
+    "tokens_per_s": "tokens/s",
+    "step_seconds": "step time",
+    "peak_memory_gib": "peak memory",
+    "flops_per_token": "FLOPs per token",
+    "parameters": "parameters",
+}
+_STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+NONE = "–"
+
+
+def large(value: float | None) -> str:
+    """Three digits and a unit prefix: ``74.7M``."""
+    if value is None:
+        return NONE
+    for size, letter in _STEPS:
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return NONE
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
+
+
+def amount(axis: str, value: float | None) -> str:
+    """A budget on one of ``AXES``."""
+    return seconds(value) if axis == "seconds" else large(value)
+
+
+def cost(name: str, value: float | None) -> str:
+    if value is None or name == "step_seconds":
+        return seconds(value)
+    return f"{value:.3g} GiB" if name == "peak_memory_gib" else large(value)
+
+
+def ratio(value: float | None) -> str:
+    """``1.19×``; a third digit where there is little else to see, ``1.003×``."""
+    if value is None:
+        return NONE
+    close = 0.0005 <= abs(value - 1) < 0.005
+    return f"{value:.3f}×" if close else f"{value:.2f}×"
+
+
+def loss(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4f}"
+
+
+def signed(value: float | None) -> str:
+    return NONE if value is None else f"{value:+.4f}"
+
+
+def interval(found: Estimate | None) -> str:
+    return NONE if found is None or found.low is None else f"{signed(found.low)} to {signed(found.high)}"
+
+
+def half_width(found: Estimate) -> str:
+    return "" if found.low is None or found.high is None else f" ± {(found.high - found.low) / 2:.4f}"
+
+
+def p_value(value: float | None) -> str:
+    return NONE if value is None else "< 0.0001" if value < 0.0001 else f"{value:.2g}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

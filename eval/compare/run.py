@@ -1,0 +1,101 @@
+"""A run as the comparison sees it: who it is, its curves, its costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+AXES = ("tokens", "flops", "seconds")
+"""What a curve can be read against: training tokens, training FLOPs, training seconds (neither evaluation nor
+checkpoints)."""
+
+COSTS = ("tokens_per_s", "step_seconds", "peak_memory_gib", "flops_per_token", "parameters")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A loss over training, by step [n], with the cost so far on each axis of ``AXES`` [n]; NaN where it is unknown."""
+
+    steps: np.ndarray
+    values: np.ndarray
+    axes: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def final(self) -> float:
+        return float(self.values[-1])
+
+    def end(self, axis: str) -> float:
+        """What the whole curve cost."""
+        return float(self.axes[axis][-1])
+
+
+@dataclass(frozen=True)
+class DepthNumbers:
+    """The last look inside the model: ``series`` by layer or read, ``maps`` with one row per read."""
+
+    step: int = 0
+    series: Mapping[str, list[float]] = field(default_factory=dict)
+    maps: Mapping[str, list[list[float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+        name, path: as given.
+        label: what the run is without its seed, where its study says so.
+        variant, size, seed, data_seed, control: None where nothing says.
+        baseline: label of the run it is compared with, where its study says so.
+        settings: the run file's keys that change what is learned, seeds apart: what tells groups apart.
+        speed: the run file's keys that change what a step costs and nothing else.
+        data: what must agree before two losses may be compared; None for event files, which do not say.
+        text: what must agree before bits per byte may be compared; None where that cannot be told.
+        heldout, bits_per_byte, training: curves; any may be empty.
+        learning_rate: (steps [n], values [n]).
+        costs: by name in ``COSTS``; NaN where unknown.
+        notes: what a reader must know about how this run was read.
+    """
+
+    name: str
+    path: Path
+    variant: str
+    heldout: Curve
+    bits_per_byte: Curve
+    training: Curve
+    learning_rate: tuple[np.ndarray, np.ndarray]
+    costs: Mapping[str, float]
+    label: str | None = None
+    size: str | None = None
+    seed: int | None = None
+    data_seed: int | None = None
+    control: str | None = None
+    baseline: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    speed: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
+    text: Mapping[str, Any] | None = None
+    depth: DepthNumbers = DepthNumbers()
+    per_device: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pair(self) -> tuple[int | None, int | None]:
+        """Runs with equal pairs began with the same shared weights and saw the same batches in the same order."""
+        return self.seed, self.data_seed
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that the comparison does without, and why. ``diverged`` ones count against their group."""
+
+    name: str
+    why: str
+    label: str | None = None
+    size: str | None = None
+    diverged: bool = False

@@ -1,0 +1,62 @@
+"""Results → blocks of the report. Every table is followed by what its columns mean."""
+
+from eval.compare.page import Block, Bullets, Heading, Page, Text, Warning, name
+from eval.compare.results import FamilyResult, Results
+from eval.compare.sections.budgets import budget_blocks
+from eval.compare.sections.depth import depth_blocks
+from eval.compare.sections.drawn import picture_blocks
+from eval.compare.sections.losses import loss_blocks
+from eval.compare.sections.scaling import scaling_blocks
+from eval.compare.sections.short import short_blocks
+
+
+def report(results: Results) -> Page:
+    blocks: list[Block] = [*_opening(results)]
+    for number, family in enumerate(results.families):
+        blocks += _family_blocks(family, f"f{number}", results, alone=len(results.families) == 1)
+    blocks += scaling_blocks(results.scaling)
+    blocks += _left_out(results)
+    return Page("Which replacement of the residual connection helps, and at what price", blocks)
+
+
+def _opening(results: Results) -> list[Block]:
+    blocks: list[Block] = [
+        Text(
+            "Language models that differ in their residual connection were trained alike and are compared with a "
+            "baseline. **Loss** is the mean negative log-likelihood of a token, in nats: lower is better; "
+            "**held-out** loss is that of text kept out of training. A **seed** fixes the initial weights and the "
+            "order of the data, so two runs of one seed differ in the variant alone; differences are taken seed by "
+            "seed. `results.json` has all numbers in full."
+        )
+    ]
+    diverged = [name(out["name"]) for out in results.left_out if out["diverged"]]
+    if diverged:
+        blocks.append(Warning(f"Diverged, and so without a final loss: {', '.join(diverged)}."))
+    return blocks
+
+
+def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool) -> list[Block]:
+    size = f", size {family.size}" if family.size else ""
+    title = f"Against {family.baseline}{size}" if family.baseline else f"Without a baseline{size}"
+    blocks: list[Block] = [] if alone else [Heading(title)]
+    blocks += [Warning(warning) for warning in family.warnings]
+    blocks += short_blocks(family)
+    blocks += loss_blocks(family, results.comparisons)
+    blocks += budget_blocks(family)
+    blocks += picture_blocks(family, key)
+    blocks += depth_blocks(family, key)
+    if family.data:
+        said = "; ".join(f"{what} {name(value)}" for what, value in family.data.items())
+        blocks += [Heading("The data", 3), Text(f"All of these runs agree in: {said}. Runs that do not are left out.")]
+    return blocks
+
+
+def _left_out(results: Results) -> list[Block]:
+    blocks: list[Block] = [Heading("Left out")]
+    if not results.left_out:
+        return [*blocks, Text("Nothing: every run that was given is in the tables above.")]
+    return [
+        *blocks,
+        Text("These were given and are in no table above. They change no number there."),
+        Bullets([f"{name(out['name'])}: {out['why']}." for out in results.left_out]),
+    ]

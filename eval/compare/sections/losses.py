@@ -1,0 +1,170 @@
+"""The main table, its costs, the seeds one by one, and every pair of rows."""
+
+from eval.compare.compare import UNDECIDED
+from eval.compare.numbers import COST_TITLES, NONE, cost, half_width, interval, loss, p_value, plural, ratio, signed
+from eval.compare.page import Block, Bullets, Folded, Heading, Table, Text, name
+from eval.compare.results import FamilyResult, GroupResult
+from eval.compare.statistics import LEVEL
+
+
+def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
+    what = "held-out loss" if family.measure == "heldout" else "training loss"
+    blocks: list[Block] = [Heading(f"Final {what}", 3), _main_table(family)]
+    if family.baseline:
+        blocks += [Bullets(_main_columns(family, comparisons))]
+    notes = [f"{name(group.label)}: {note}." for group in family.groups for note in group.notes]
+    if notes:
+        blocks += [Text("**Notes on the rows**"), Bullets(notes)]
+    blocks += [Heading("What it costs", 3), _cost_table(family), Bullets(_cost_columns(family))]
+    blocks += [Heading("Seed by seed", 3), *_seeds(family)]
+    blocks += _every_pair(family)
+    blocks += _bits_per_byte(family)
+    return blocks
+
+
+def _main_table(family: FamilyResult) -> Table:
+    columns = ["run", "seeds", "loss"]
+    if family.baseline:
+        columns += ["difference", "95% interval", "p", "p, corrected", "sign test", "verdict"]
+    return Table(columns, [_main_row(group, family) for group in family.groups])
+
+
+def _main_row(group: GroupResult, family: FamilyResult) -> list[str]:
+    seeds = str(len(group.seeds)) + (f" + {len(group.diverged)} diverged" if group.diverged else "")
+    row = [name(group.label), seeds, loss(group.loss)]
+    if family.baseline is None:
+        return row
+    if group.label == family.baseline:
+        return [*row, "baseline", *[NONE] * 5]
+    found = group.difference
+    if found is None:
+        return [*row, *[NONE] * 5, group.verdict]
+    numbers = [signed(found.mean), interval(found), p_value(found.p), p_value(group.p_holm), p_value(found.sign_p)]
+    if group.reference:
+        return [*row, signed(found.mean), interval(found), NONE, NONE, NONE, f"the baseline, {group.steps} steps"]
+    return [*row, *numbers, group.verdict + _needed(group)]
+
+
+def _needed(group: GroupResult) -> str:
+    found = group.difference
+    if group.verdict != UNDECIDED or found is None or found.n < 2:
+        return ""
+    if found.seeds_needed is None:
+        return " (over 1000 seeds needed)"
+    return f" ({found.seeds_needed} seeds needed)" if found.seeds_needed > found.n else ""
+
+
+def _main_columns(family: FamilyResult, comparisons: int) -> list[str]:
+    count = f"{comparisons} comparisons" if comparisons != 1 else "1 comparison"
+    return [
+        "**loss**: the mean over the seeds at the end of each run. **difference**: the mean over the seeds of this "
+        f"loss less that of {name(family.baseline)} with the same seed; below zero is better.",
+        "**95% interval**: where the true mean difference lies, by Student's t over the seeds. **p**: how often seeds "
+        "alone would give a difference this large if there were none (paired t-test, two-sided).",
+        f"**p, corrected**: the same for the {count} of this report together (Holm), as the best of many looks good "
+        f"by luck. **sign test**: p from the number of seeds won alone; it cannot fall below {LEVEL} with fewer "
+        "than 6 seeds.",
+        f"**verdict**: better or worse where the corrected p is below {LEVEL}, else “cannot tell”, which is not “no "
+        "difference”. In brackets: how many seeds would show a difference as large as this one, with this spread, four "
+        "times out of five.",
+    ]
+
+
+def _cost_table(family: FamilyResult) -> Table:
+    rows = []
+    for group in family.groups:
+        row = [name(group.label)]
+        for key in COST_TITLES:
+            found = group.costs[key]
+            compared = family.baseline is not None and group.label != family.baseline and found.ratio is not None
+            row.append(cost(key, found.value) + (f" ({ratio(found.ratio)})" if compared else ""))
+        rows.append(row)
+    titles = [*COST_TITLES.values()]
+    if family.per_device:
+        titles[0] = "tokens/s per device"
+    return Table(["run", *titles], rows)
+
+
+def _cost_columns(family: FamilyResult) -> list[str]:
+    brackets = f" In brackets: as a multiple of that of {name(family.baseline)}." if family.baseline else ""
+    return [
+        "Means over the seeds." + brackets,
+        "**tokens/s** and **step time**: the median over the logged intervals without the first tenth (compiling, "
+        "warming up); they compare only between runs on equal machines that did nothing else. **peak memory**: the "
+        "most that was in use on the first process's device (without a GPU: its resident memory).",
+        "**FLOPs per token**: of a training step, forward and backward, counted from the shapes.",
+    ]
+
+
+def _seeds(family: FamilyResult) -> list[Block]:
+    rows = [
+        [
+            name(group.label),
+            NONE if pair.seed is None else str(pair.seed),
+            loss(pair.loss),
+            *([loss(pair.baseline), signed(pair.difference)] if family.baseline else []),
+        ]
+        for group in family.groups
+        for pair in group.pairs
+        if group.label != family.baseline
+    ]
+    if not family.baseline:
+        return [Table(["run", "seed", "loss"], rows)]
+    return [
+        Table(["run", "seed", "loss", "baseline's", "difference"], rows),
+        Text(
+            f"**baseline's**: the final loss of {name(family.baseline)} with the same seed. **difference**: loss "
+            "less that."
+        ),
+    ]
+
+
+def _every_pair(family: FamilyResult) -> list[Block]:
+    if not family.every_pair:
+        return []
+    found = {(pair.row, pair.column): pair.difference for pair in family.every_pair}
+    labels = [group.label for group in family.groups]
+    rows = []
+    for row in labels:
+        cells = []
+        for column in labels:
+            pair = found.get((row, column))
+            cells.append(NONE if pair is None else f"{signed(pair.mean)}{half_width(pair)}")
+        rows.append([name(row), *cells])
+    controls = [group.label for group in family.groups if group.control]
+    said = f" Controls here: {', '.join(map(name, controls))}." if controls else ""
+    return [
+        Folded(
+            "Every run against every other, such as a variant against its controls",
+            [
+                Text(
+                    "Final loss of the row less that of the column, mean over their common seeds ± half the 95% "
+                    f"interval (not corrected for the number of pairs). Below zero: the row is better.{said}"
+                ),
+                Table(["run", *(name(label) for label in labels)], rows),
+            ],
+        )
+    ]
+
+
+def _bits_per_byte(family: FamilyResult) -> list[Block]:
+    if not family.bits_per_byte:
+        return []
+    rows = [
+        [name(row.label), f"{row.bits_per_byte:.4f}"]
+        + (
+            [signed(row.difference.mean), interval(row.difference), plural(row.difference.n, "seed")]
+            if row.difference
+            else [NONE, NONE, NONE]
+        )
+        for row in family.bits_per_byte
+    ]
+    return [
+        Heading("Other vocabularies, in bits per byte", 3),
+        Text(
+            "These runs cut the text into other tokens, so their losses per token are not comparable. Their bits "
+            "per byte of held-out text are: the data sets' manifests say that it is the same text, and all of it "
+            "was scored."
+        ),
+        Table(["run", "bits per byte", "difference", "95% interval", "pairs"], rows),
+    ]

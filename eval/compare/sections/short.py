@@ -1,0 +1,66 @@
+"""The answer in a sentence for each variant."""
+
+import math
+
+from eval.compare.compare import UNDECIDED
+from eval.compare.numbers import interval, plural, ratio
+from eval.compare.page import Block, Bullets, Heading, name
+from eval.compare.results import AtEqual, FamilyResult, GroupResult
+from eval.compare.sections.words import is_equal
+
+_ORDER = ("better", "worse", UNDECIDED, "")
+
+
+def short_blocks(family: FamilyResult) -> list[Block]:
+    if family.baseline is None or len(family.groups) < 2:
+        return []
+    ranked = sorted(family.groups[1:], key=lambda group: (_ORDER.index(group.verdict), _mean(group)))
+    return [Heading("In short", 3), Bullets([_sentence(group, family) for group in ranked])]
+
+
+def _mean(group: GroupResult) -> float:
+    return group.difference.mean if group.difference else math.inf
+
+
+def _sentence(group: GroupResult, family: FamilyResult) -> str:
+    found, base, label = group.difference, name(family.baseline), name(group.label)
+    if found is None:
+        return f"{label}: no paired difference to {base}; {'; '.join(group.notes)}."
+    if group.reference:
+        return f"{label}: {base} itself, trained for {group.steps} steps; its final loss is {_side(found.mean)}."
+    sure = f"95% interval {interval(found)}, {plural(found.n, 'seed')}" if found.low is not None else "1 seed"
+    parts = [
+        f"{label}: **{group.verdict}**. Its final loss is {_side(found.mean)} that of {base} ({sure}), "
+        f"{100 * math.expm1(found.mean):+.1f}% in perplexity."
+    ]
+    step, memory = group.costs["step_seconds"].ratio, group.costs["peak_memory_gib"].ratio
+    known = [f"{ratio(step)} the time"] if step is not None else []
+    known += [f"{ratio(memory)} the memory"] if memory is not None else []
+    if known:
+        parts.append(f"A training step takes {' and '.join(known)}.")
+    if group.verdict != UNDECIDED:
+        parts += _equal("training FLOPs", group.at_equal["flops"], family)
+        parts += _equal("training time", group.at_equal["seconds"], family)
+    if group.diverged:
+        parts.append(f"{plural(len(group.diverged), 'run')} more diverged.")
+    return " ".join(parts)
+
+
+def _equal(what: str, found: AtEqual, family: FamilyResult) -> list[str]:
+    """Between two runs of unequal cost, the difference at equal budgets lies between that of their final losses and
+    that at the smaller budget, where one of them was not finished."""
+    if found.final is None or found.difference is None:
+        return []
+    if is_equal(found) and found.against == family.baseline:
+        return [f"That is at equal {what} too."]
+    if is_equal(found):
+        sure = f" (95% interval {interval(found.final)})" if found.final.low is not None else ""
+        return [f"At equal {what}, against {name(found.against)}, it is {_side(found.final.mean)}{sure}."]
+    ends = sorted((found.final.mean, found.difference.mean), key=abs)
+    if ends[0] * ends[1] > 0:
+        return [f"At equal {what} it is at least {_side(ends[0])}."]
+    return [f"Who wins at equal {what} is open: its runs spent {ratio(found.spent)} that of {name(found.against)}."]
+
+
+def _side(difference: float) -> str:
+    return f"{abs(difference):.4f} {'below' if difference < 0 else 'above'}"

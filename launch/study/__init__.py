@@ -1,0 +1,1 @@
+"""Studies on this machine and through Slurm: starting their runs, and how they stand."""

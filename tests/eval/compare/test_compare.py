@@ -1,0 +1,232 @@
+"""The report's numbers, against hand-computed ones and scipy called directly."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from eval.compare.compare import compare
+from eval.compare.grouping import make_families
+from eval.compare.results import FamilyResult, Results
+from eval.compare.sources import gather
+
+from .conftest import Recorded, straight
+
+
+def results(runs: Path, baseline: str | None = None) -> Results:
+    gathered = gather([str(runs)])
+    return compare(make_families(gathered.runs, gathered.left_out, baseline), gathered.left_out)
+
+
+def only(runs: Path, baseline: str | None = None) -> FamilyResult:
+    (family,) = results(runs, baseline).families
+    return family
+
+
+BASE = {0: 4.00, 1: 4.06, 2: 3.95, 3: 4.02}
+GATE = {0: 3.95, 1: 4.00, 2: 3.91, 3: 3.96}
+MODA = {0: 3.99, 1: 4.07, 2: 3.94, 3: 4.03}
+
+
+@pytest.fixture
+def study(runs: Path) -> Path:
+    """Four seeds of a baseline and two variants, whose curves are straight lines from 8 to the losses above."""
+    for seed in BASE:
+        Recorded(straight(8, BASE[seed]), seed=seed).write(runs / f"s{seed}")
+        gate = {"step_seconds": 0.6, "memory": 2.5, "flops_per_token": 660, "parameters": 110}
+        Recorded(straight(8, GATE[seed]), variant="m_gate_kv", seed=seed, **gate).write(runs / f"g{seed}")
+        Recorded(straight(8, MODA[seed]), variant="moda", seed=seed).write(runs / f"m{seed}")
+    return runs
+
+
+def test_final_losses_intervals_and_tests(study: Path) -> None:
+    family = only(study)
+    base, gate, moda = family.groups
+    assert family.baseline == base.label == "standard"
+    assert gate.loss == pytest.approx((3.95 + 4.00 + 3.91 + 3.96) / 4)
+    assert [(pair.seed, pair.difference) for pair in gate.pairs] == [
+        (0, pytest.approx(-0.05)),
+        (1, pytest.approx(-0.06)),
+        (2, pytest.approx(-0.04)),
+        (3, pytest.approx(-0.06)),
+    ]
+    reference = stats.ttest_rel(list(GATE.values()), list(BASE.values()))
+    low, high = reference.confidence_interval(0.95)
+    assert gate.difference is not None
+    assert moda.difference is not None
+    assert (gate.difference.low, gate.difference.high) == pytest.approx((low, high))
+    assert gate.difference.p == pytest.approx(reference.pvalue)
+    # Holm over two: the smaller p twice, the larger one once.
+    assert gate.p_holm == pytest.approx(2 * reference.pvalue)
+    assert moda.p_holm == pytest.approx(stats.ttest_rel(list(MODA.values()), list(BASE.values())).pvalue)
+    assert [group.verdict for group in family.groups] == ["", "better", "cannot tell"]
+
+
+def test_costs_and_their_ratios(study: Path) -> None:
+    base, gate, _ = only(study).groups
+    assert gate.costs["step_seconds"].value == pytest.approx(0.6)
+    assert gate.costs["step_seconds"].ratio == pytest.approx(1.2)
+    assert gate.costs["tokens_per_s"].ratio == pytest.approx(1 / 1.2)
+    assert gate.costs["peak_memory_gib"].ratio == pytest.approx(1.25)
+    assert gate.costs["flops_per_token"].ratio == pytest.approx(1.1)
+    assert gate.costs["parameters"].ratio == pytest.approx(1.1)
+    assert base.costs["parameters"].value == 100
+
+
+def test_equal_tokens_are_the_whole_runs(study: Path) -> None:
+    found = only(study).groups[1].at_equal["tokens"]
+    assert (found.against, found.spent, found.budget) == ("standard", 1.0, 100_000)
+    assert (found.read_at, found.baseline_read_at) == (1.0, 1.0)
+    assert found.difference == found.final
+
+
+def test_equal_time_cuts_the_slower_run_short(study: Path) -> None:
+    """The baseline's 50 s are 83⅓ steps of 0.6 s: between the measurements at steps 80 and 100, over log time."""
+    found = only(study).groups[1].at_equal["seconds"]
+    share = math.log(50 / 48) / math.log(60 / 48)
+    differences = []
+    for seed in BASE:
+        at_80, at_100 = 8 + (GATE[seed] - 8) * 0.8, GATE[seed]
+        differences.append(at_80 + share * (at_100 - at_80) - BASE[seed])
+    assert found.budget == pytest.approx(50)
+    assert found.spent == pytest.approx(1.2)
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(sum(differences) / 4)
+    assert found.difference.mean > 0.5  # far from its end: its final loss is the lower one
+    assert found.final is not None
+    assert found.final.mean < 0
+    assert found.read_at == pytest.approx(50 / 60)
+    # Recorded learning rates fall evenly to zero over the last 20 steps: at step 83⅓ five sixths are left.
+    assert found.learning_rate == pytest.approx(5 / 6)
+    assert found.baseline_learning_rate == 0
+
+
+def test_a_longer_baseline_makes_the_comparison_at_equal_time(study: Path) -> None:
+    for seed in BASE:
+        longer = Recorded(straight(8, BASE[seed] + 0.6), seed=seed, steps=(40, 80, 120))
+        longer.write(study / f"long{seed}")
+    family = only(study, "standard, steps 100")
+    gate = next(group for group in family.groups if group.variant == "m_gate_kv")
+    found = gate.at_equal["seconds"]
+    assert (found.against, found.spent) == ("standard, steps 120", pytest.approx(1.0))
+    assert found.final is not None
+    # At step 120 that line is at 8 + (BASE + 0.6 − 8) · 1.2 = 1.2 BASE − 0.88.
+    expected = sum(GATE[seed] - (1.2 * BASE[seed] - 0.88) for seed in BASE) / 4
+    assert found.final.mean == pytest.approx(expected)
+    longer = next(group for group in family.groups if group.reference)
+    assert (longer.verdict, longer.p_holm, longer.at_equal) == ("", None, {})
+    assert results(study, "standard, steps 100").comparisons == 2
+
+
+def test_how_much_sooner_the_baselines_loss_is_reached(study: Path) -> None:
+    gate = only(study).groups[1]
+    ratios = []
+    for seed in BASE:
+        at_80, at_100 = 8 + (GATE[seed] - 8) * 0.8, GATE[seed]
+        share = (at_80 - BASE[seed]) / (at_80 - at_100)
+        ratios.append(100_000 / (80_000 * (100 / 80) ** share))
+    found = gate.reach["tokens"]
+    assert found.per_seed == pytest.approx(ratios)
+    assert found.speed_up == pytest.approx(math.prod(ratios) ** 0.25)
+    assert gate.reach["flops"].speed_up == pytest.approx(math.prod(ratios) ** 0.25 / 1.1)
+    assert gate.reach["seconds"].speed_up == pytest.approx(math.prod(ratios) ** 0.25 / 1.2)
+
+
+def test_a_loss_that_some_seeds_never_reach_has_no_speed_up(study: Path) -> None:
+    moda = only(study).groups[2]
+    assert [ratio is None for ratio in moda.reach["tokens"].per_seed] == [False, True, False, True]
+    assert moda.reach["tokens"].speed_up is None
+
+
+def test_equal_memory_is_the_best_that_fits(study: Path) -> None:
+    """standard and moda need 2 GiB, m_gate_kv 2.5; mean losses 4.0075, 4.0075 and 3.955."""
+    rows = only(study).memory
+    assert [(row.gib, row.added, row.best) for row in rows] == [
+        (2.0, ["standard", "moda"], "standard"),
+        (2.5, ["m_gate_kv"], "m_gate_kv"),
+    ]
+    assert rows[1].best_loss == pytest.approx(3.955)
+
+
+def test_every_pair_of_rows_both_ways(study: Path) -> None:
+    found = {(pair.row, pair.column): pair.difference.mean for pair in only(study).every_pair}
+    assert len(found) == 6
+    assert found["m_gate_kv", "moda"] == pytest.approx(3.955 - 4.0075)
+    assert found["moda", "m_gate_kv"] == pytest.approx(4.0075 - 3.955)
+
+
+def test_bands_span_the_seeds(study: Path) -> None:
+    base, gate, _ = only(study).groups
+    band = base.curves["tokens"]
+    assert band.x == [10_000, 20_000, 40_000, 60_000, 80_000, 100_000]
+    assert (band.low[-1], band.mean[-1], band.high[-1]) == pytest.approx((3.95, 4.0075, 4.06))
+    difference = gate.difference_curves["tokens"]
+    assert difference.mean == pytest.approx([-0.0525 * step / 100 for step in (10, 20, 40, 60, 80, 100)])
+    assert gate.difference_curves["seconds"].x[-1] == 50
+
+
+def test_a_single_seed_is_told_and_not_judged(runs: Path) -> None:
+    Recorded().write(runs / "s")
+    Recorded(straight(8, 3.5), variant="m_gate_kv").write(runs / "m")
+    family = only(runs)
+    found = family.groups[1]
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(-0.5)
+    assert (found.difference.low, found.p_holm, found.verdict) == (None, None, "cannot tell")
+    assert any("single run" in warning for warning in family.warnings)
+
+
+def test_seeds_that_do_not_match_make_no_pairs(runs: Path) -> None:
+    for seed in (0, 1):
+        Recorded(seed=seed).write(runs / f"s{seed}")
+        Recorded(seed=seed + 1, variant="moda").write(runs / f"m{seed}")
+        Recorded(seed=seed + 5, variant="m_gate_kv").write(runs / f"g{seed}")
+    groups = {group.label: group for group in only(runs).groups}
+    assert groups["m_gate_kv"].difference is None
+    assert groups["m_gate_kv"].verdict == "cannot tell"
+    assert "no run shares a seed" in groups["m_gate_kv"].notes[0]
+    assert groups["moda"].difference is not None
+    assert groups["moda"].difference.n == 1
+    assert "1 of its 2 runs share a seed" in groups["moda"].notes[0]
+
+
+def test_other_conditions_of_measurement_are_noted(runs: Path) -> None:
+    Recorded().write(runs / "s")
+    Recorded(variant="moda", run_file={"training": {"compile": True}, "optimizer": {"lr": 2e-3}}).write(runs / "m")
+    notes = only(runs).groups[1].notes
+    assert any("training.compile is True here, False there" in note for note in notes)
+    assert any(note.startswith("optimizer.lr is 0.002 here") for note in notes)
+
+
+def test_a_run_without_timings_is_compared_but_for_time(runs: Path) -> None:
+    for name, variant in (("s", "standard"), ("m", "moda")):
+        path = Recorded(variant=variant).write(runs / name)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        kept = [{k: v for k, v in line.items() if "time_" not in k and "seconds" not in k} for line in lines]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    found = only(runs).groups[1]
+    assert found.at_equal["seconds"].why_not == "not every run logged its seconds"
+    assert found.costs["step_seconds"].ratio is None
+    assert "seconds" not in found.reach
+    assert found.at_equal["flops"].difference is not None
+
+
+def test_corrections_count_the_variants_of_all_sizes(runs: Path) -> None:
+    for size in ("10M", "24M"):
+        for seed in BASE:
+            Recorded(straight(8, BASE[seed]), size=size, seed=seed).write(runs / f"s{size}{seed}")
+            gate = Recorded(straight(8, GATE[seed]), size=size, seed=seed, variant="m_gate_kv")
+            gate.write(runs / f"g{size}{seed}")
+    p = stats.ttest_rel(list(GATE.values()), list(BASE.values())).pvalue
+    found = results(runs)
+    assert found.comparisons == 2
+    assert [family.groups[1].p_holm for family in found.families] == pytest.approx([2 * p, 2 * p])
+
+
+def test_a_nan_that_a_run_logged_becomes_null(runs: Path) -> None:
+    Recorded(extra={"depth/gradient_norm/00": math.nan, "depth/gradient_norm/01": 0.5}).write(runs / "s")
+    Recorded(variant="moda").write(runs / "m")
+    written = json.loads(results(runs).to_json(), parse_constant=pytest.fail)
+    assert written["families"][0]["groups"][0]["depth_series"] == {"gradient_norm": [None, 0.5]}

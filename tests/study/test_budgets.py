@@ -1,0 +1,138 @@
+"""Matched budgets against numbers worked out by hand (conftest.py has the model's parameters)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from torchtitan_ext.study import Plan, PlannedRun
+
+GATE = "variants: [standard, m_gate_kv]\nbaseline: standard\n"
+
+
+def settings(run: PlannedRun) -> dict[str, str]:
+    keys, values = run.overrides[::2], run.overrides[1::2]
+    return dict(zip(keys, values, strict=True))
+
+
+def test_equal_tokens_are_equal_steps_with_the_baselines_recipe(plan: Callable[..., Plan]) -> None:
+    baseline, variant = plan(GATE).runs
+    assert baseline.resolved
+    assert variant.resolved
+    assert (baseline.resolved.parameters, variant.resolved.parameters) == (229_952, 267_200)
+    assert baseline.resolved.steps == variant.resolved.steps == 1000
+    assert variant.matches == ()
+    assert variant.differences == (("model.variant", "m_gate_kv", "standard"),)
+
+
+def test_parameters_are_matched_by_the_feed_forward(plan: Callable[..., Plan]) -> None:
+    # One more of ffn_width is 4 · 3 · 64 = 768 parameters. 37,248 / 768 = 48.5: 192 - 48 = 144 leaves 384 too many.
+    run = plan(GATE + "budget: {match: params}").runs[1]
+    assert run.resolved
+    assert run.resolved.shape.ffn_width == 144
+    assert run.resolved.parameters == 229_952 + 384
+    (match,) = run.matches
+    assert dict(match.solved) == {"model.ffn_width": 144}
+    assert match.miss == pytest.approx(384 / 229_952)
+    assert {key for key, _, _ in run.differences} == {"model.variant", "model.ffn_width"}
+
+
+def test_parameters_are_matched_by_the_width_and_what_is_left_by_the_feed_forward(plan: Callable[..., Plan]) -> None:
+    # Widths are multiples of 8 (4 heads of an even dimension). Width 56 with a feed-forward of 168, the size's ratio:
+    #   4 · (2·56·56 + 2·56·28 + 3·56·168 + 112) + 56 + 512·56 = 179,704, and M adds 3 · (56·56 + 2·56·57) = 28,560
+    # in all 208,264; width 64 has 267,200, so 56 is closer to 229,952. One more of ffn_width is 672: 32 of them leave
+    # 229,952 - 208,264 - 21,504 = 184 too few.
+    run = plan(GATE + "budget: {match: params, by: width}").runs[1]
+    assert run.resolved
+    assert (run.resolved.shape.width, run.resolved.shape.ffn_width) == (56, 200)
+    assert run.resolved.parameters == 229_952 - 184
+    assert {key for key, _, _ in run.differences} == {"model.variant", "model.width", "model.ffn_width"}
+
+
+def test_a_feed_forward_that_is_no_multiple_of_8_is_taken_where_none_is_close_enough(plan: Callable[..., Plan]) -> None:
+    # Three layers lack 49,280 parameters; one more of ffn_width is 576. 86 of them are 256 too many; the multiples of
+    # 8 on both sides, 80 and 88, miss by 3,200 and 1,408, and the tolerance is 1,149.
+    shallow = "{variant: standard, name: shallow, set: {model.layers: 3}}"
+    run = plan(f"variants: [standard, {shallow}]\nbaseline: standard\nbudget: {{match: params}}").runs[1]
+    assert run.resolved
+    assert run.resolved.shape.ffn_width == 192 + 86
+    assert run.resolved.parameters == 229_952 + 256
+
+
+def test_a_width_that_an_entry_sets_is_kept_and_checked(plan: Callable[..., Plan], message: Callable[..., str]) -> None:
+    entry = "{variant: m_gate_kv, set: {model.width: 56, model.ffn_width: %s}}"
+    study = f"variants:\n  - standard\n  - {entry}\nbaseline: standard\nbudget: {{match: params}}"
+    assert plan(study % 200).runs[1].matches[0].solved == {}
+    assert message(study % 192) == (
+        "s.yaml:4: m_gate_kv at debug: 224,392 parameters against 229,952 (-2.42%); the tolerance is 0.50%"
+    )
+
+
+def test_equal_flops_shorten_the_run_and_its_warm_up(plan: Callable[..., Plan]) -> None:
+    # Per token: 6 · 229,952 + 12 · 4 · 64 · 64 = 1,576,320. M adds in 3 layers, forward and twice that backward,
+    # 2·64·64 + 64 (projection) and 4·64·64 + 8·64 (gate): 3 · 3 · 25,152 = 226,368.
+    # 1000 · 1,576,320 / 1,802,688 = 874.4 steps. Warm-up is a tenth of the run.
+    baseline, run = plan(GATE + "budget: {match: flops}").runs
+    assert baseline.resolved
+    assert run.resolved
+    assert baseline.resolved.flops_per_token == 1_576_320
+    assert run.resolved.flops_per_token == 1_802_688
+    assert run.resolved.steps == 874
+    assert run.matches[0].miss == pytest.approx(874 * 1_802_688 / (1000 * 1_576_320) - 1)
+    assert baseline.resolved.run.optimizer.warmup_steps == 100
+    assert run.resolved.run.optimizer.warmup_steps == 87
+    assert {key for key, _, _ in run.differences} == {"model.variant", "training.steps", "optimizer.warmup_steps"}
+
+
+def test_a_warm_up_that_is_given_stays(plan: Callable[..., Plan]) -> None:
+    runs = plan(GATE + "budget: {match: flops}\nset: {optimizer.warmup_steps: 7}").runs
+    assert [run.resolved and run.resolved.run.optimizer.warmup_steps for run in runs] == [7, 7]
+
+
+def test_a_solved_width_keeps_the_recipe_of_the_baseline(plan: Callable[..., Plan]) -> None:
+    # Warm-up is N / batch for a long run: 229,952 / 512 = 449. The solved shape alone has 229,952 - 48 · 768 = 193,088,
+    # which would give 377.
+    text = GATE + "budget: {match: params}\ncontrols: [{wider: m_gate_kv, width: 128}]\nset: {training.steps: 100000}"
+    baseline, *others = plan(text).runs
+    recipe = ("--training.batch_tokens", "--optimizer.lr", "--optimizer.beta2", "--optimizer.warmup_steps")
+    assert settings(baseline)["--optimizer.warmup_steps"] == "449"
+    for run in others:
+        assert [settings(run)[key] for key in recipe] == [settings(baseline)[key] for key in recipe]
+
+
+def test_what_an_entry_asks_for_is_its_own(plan: Callable[..., Plan]) -> None:
+    entry = "{variant: control_block, set: {optimizer.lr: 2e-3, training.batch_tokens: 1024}}"
+    run = plan(f"variants: [standard, {entry}]\nbaseline: standard").runs[1]
+    assert run.resolved
+    assert run.resolved.run.optimizer.lr == 2e-3
+    assert (run.resolved.steps, run.resolved.batch_tokens) == (500, 1024)  # as many tokens as 1,000 steps of 512
+    differing = {key for key, _, _ in run.differences}
+    assert {"model.variant", "optimizer.lr", "training.batch_tokens", "training.steps"} <= differing
+    assert differing <= {
+        *("model.variant", "optimizer.lr", "training.batch_tokens", "training.steps"),
+        *("optimizer.warmup_steps", "training.micro_batch"),
+    }
+
+
+def test_each_size_and_learning_rate_has_its_own_baseline(plan: Callable[..., Plan]) -> None:
+    found = plan(GATE + "sizes: [debug, 1.2M]\nlearning_rates: [1e-3, 3e-3]\nseeds: [0, 1]")
+    assert len(found.runs) == 16
+    for run in found.runs:
+        assert run.resolved
+        assert run.resolved.run.optimizer.lr == run.lr
+        assert run.resolved.run.seed == run.resolved.run.data.seed == run.seed
+        if run.baseline is not None:
+            other = found.run(run.baseline)
+            assert (other.variant, other.size, other.seed, other.lr) == ("standard", run.size, run.seed, run.lr)
+
+
+def test_a_budget_of_less_than_a_step_or_over_the_tolerance_is_refused(message: Callable[..., str]) -> None:
+    batch = (
+        "variants:\n  - standard\n  - {variant: control_block, set: {training.batch_tokens: 32768}}\nbaseline: standard"
+    )
+    assert message(f"{batch}\nset: {{training.steps: 8}}") == (
+        "s.yaml:4: control_block at debug: the budget solves to 0.12 steps; make the baseline's run longer"
+    )
+    assert message(GATE + "budget: {match: flops}\nset: {training.steps: 10}") == (
+        "s.yaml:2: m_gate_kv at debug: 8,306,786,304 training FLOPs against 8,070,758,400 (+2.92%); the tolerance is "
+        "0.50%, and training.steps 9 comes closest"
+    )

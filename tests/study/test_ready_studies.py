@@ -1,0 +1,112 @@
+"""The studies in train_configs/studies load and plan, on text that Python ships in place of theirs.
+
+Where the stand-in has fewer tokens than one of their batches, the batch is smaller too. Shapes are theirs but for the
+vocabulary.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from torchtitan_ext import cli
+from torchtitan_ext.study import Plan, PlannedRun, load_study, plan_study, plan_text
+from torchtitan_ext.study.cost import train_tokens
+from torchtitan_ext.study.schema import Budget, Control, Entry, Exclusion, SizeEntry, Stop, Study
+
+STUDIES = Path(__file__).resolve().parents[2] / "train_configs" / "studies"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+STAND_IN = ["--set.data.path", "text"]
+SMALL_BATCH = ["--set.training.batch_tokens", "65536"]
+
+
+def planned(name: str, *overrides: str) -> Plan:
+    plan = plan_study(load_study(STUDIES / f"{name}.yaml", overrides), ranks=8)
+    assert max(map(len, plan_text(plan).splitlines())) <= 80
+    return plan
+
+
+def parameters(run: PlannedRun) -> int:
+    assert run.resolved
+    return run.resolved.parameters
+
+
+def test_every_ready_study_is_tested_here() -> None:
+    assert {path.stem for path in STUDIES.iterdir()} == {
+        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo")
+    }
+
+
+def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None:
+    # 65 characters, as many as the text of the study has, and the end of text: a vocabulary of 66, padded to 128.
+    characters = "".join(map(chr, range(48, 48 + 64)))
+    Path("plays.txt").write_text("".join(f"{characters[number % 64 :]}{characters}\n" for number in range(200)))
+    prep = ["prep", "plays.txt", "--document-separator", "\\n", "--tokenizer", "characters", "--workers", "1"]
+    assert cli.main([*prep, "--heldout-fraction", "0.2", "--out", "characters"]) == 0
+    plan = planned("seed_m_gate", "--set.data.path", "characters")
+    assert len(plan.runs) == 5 * 8
+    standard, variant, detached, wider = plan.runs[:4]
+    assert [run.entry for run in plan.runs[:4]] == ["standard", "m_gate_kv", "m_gate_kv_detached", "m_gate_kv_wider"]
+    # 6 · (4·128·128 + 3·128·344 + 2·128) + 128 + 128·128
+    assert parameters(standard) == 1_203_840
+    # 6 · (4·112·112 + 3·112·312 + 2·112) + 112 + 128·112, and in 5 layers 2·112·112 + 2·112·113 for M
+    assert parameters(variant) == parameters(detached) == 1_197_840
+    # 6 · (4·136·136 + 3·136·368 + 2·136) + 136 + 128·136
+    assert parameters(wider) == 1_363_944
+    assert [run.resolved and run.resolved.shape.width for run in plan.runs[:4]] == [128, 112, 112, 136]
+    assert {run.entry for run in plan.runs if not run.solved} == {"m_gate_kv_wall_clock"}
+    for run in plan.runs[:4]:
+        assert run.resolved
+        assert train_tokens(run.resolved) == 3000 * 32 * 128
+    # The documentation shows this plan, for one process.
+    one = plan_study(load_study(plan.study.file, ["--set.data.path", "characters"]), ranks=1)
+    assert f"seed_m_gate.yaml --nproc 1\n{plan_text(one).rstrip()}\n```" in (DOCS / "studies.md").read_text()
+
+
+def test_every_key_of_a_study_is_documented() -> None:
+    documented = (DOCS / "studies.md").read_text()
+    for prefix, model in {
+        "": Study,
+        "variants[].": Entry,
+        "sizes[].": SizeEntry,
+        "budget.": Budget,
+        "exclude[].": Exclusion,
+        "stop.": Stop,
+    }.items():
+        for key, field in model.model_fields.items():
+            assert f"| `{prefix}{key}` | {field.description}" in documented, key
+    for kind in [key for key in Control.model_fields if key != "width"]:
+        assert f"- `{kind}: LABEL`" in documented
+
+
+def test_seed_attnres_500m_has_the_rows_of_the_published_table() -> None:
+    plan = planned("seed_attnres_500m", *STAND_IN, *SMALL_BATCH)
+    by_entry = {run.entry: run for run in plan.runs}
+    assert len(plan.runs) == 13 * 4
+    assert {run.seed for run in plan.runs} == {1337, 42, 123, 456}
+    for entry, run in by_entry.items():
+        assert run.resolved
+        deep = entry.startswith("deep_")
+        assert (run.resolved.shape.layers, run.resolved.shape.width) == ((48, 1080) if deep else (24, 1536))
+        assert run.baseline == (None if entry == "standard" else f"standard-500M-s{run.seed}")
+        assert train_tokens(run.resolved) == 10_000_000_000 // 65_536 * 65_536
+        allowed = {"model.variant", "model.size"} if deep else {"model.variant"}
+        assert {key for key, _, _ in run.differences} <= allowed
+
+
+def test_scaling_ladder_has_tokens_in_proportion_to_size() -> None:
+    plan = planned("scaling_ladder", *STAND_IN, *SMALL_BATCH)
+    sizes = list(dict.fromkeys(run.size for run in plan.runs))
+    assert (sizes[0], sizes[-1]) == ("100M", "1.5B")
+    assert len(sizes) >= 3
+    for run in plan.runs:
+        assert run.resolved
+        wanted = 20 * run.resolved.shape.parameters()  # the embedding is tied, so it counts as the head
+        assert train_tokens(run.resolved) == pytest.approx(wanted, abs=65_536)
+
+
+def test_cpu_demo_plans_in_full_and_in_its_smallest_form() -> None:
+    assert {run.size for run in planned("cpu_demo", *STAND_IN).runs} == {"10M"}
+    smallest = ["--sizes", "[debug]", "--seeds", "[0]", "--variants", "[standard, control_block]"]
+    plan = planned("cpu_demo", *STAND_IN, *smallest, "--set.training.steps", "60", "--name", "tiny")
+    assert [run.name for run in plan.runs] == ["standard-debug-s0", "control_block-debug-s0"]
+    assert [run.resolved and run.resolved.steps for run in plan.runs] == [60, 60]

@@ -1,0 +1,65 @@
+"""What a plan is: the runs of a study, with nothing left to decide but what has to be measured first."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtitan_ext.resolve import ResolvedRun
+from torchtitan_ext.study.schema import Study
+from torchtitan_ext.study.solve import Match
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study.
+
+    Attributes:
+        name: unique in the study; also the name of the run's folder.
+        folder: the run folder.
+        label: the run without its seed.
+        entry: the label of its entry in the study, or of the control.
+        variant: its ``model.variant``.
+        size: its ``model.size``.
+        seed: of the weights and of the data order.
+        lr: its learning rate, where the study varies it.
+        control: ``detached``, ``wider`` or ``wall_clock``; None for an entry of ``variants``.
+        baseline: name of the run it is compared with; None for a baseline run.
+        after: names of the runs that must have ended before this one can be solved and started.
+        config_file: the base run file.
+        overrides: what it sets, as `torchtitan_ext.train` takes it; empty while it is not solved.
+        solved: False for a wall-clock control until the step times that it needs are measured.
+        resolved: the run with nothing left open; None while it is not solved.
+        matches: what was solved for it, and how well it met the budget.
+        differences: what it trains otherwise than its baseline: run keys with its own and the baseline's value.
+    """
+
+    name: str
+    folder: Path
+    label: str
+    entry: str
+    variant: str
+    size: str
+    seed: int
+    lr: float | None
+    control: str | None
+    baseline: str | None
+    after: tuple[str, ...]
+    config_file: Path
+    overrides: tuple[str, ...]
+    solved: bool
+    resolved: ResolvedRun | None
+    matches: tuple[Match, ...] = ()
+    differences: tuple[tuple[str, Any, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a study in the order in which to start them; ``ranks`` processes each."""
+
+    study: Study
+    ranks: int
+    runs: tuple[PlannedRun, ...]
+
+    def run(self, name: str) -> PlannedRun:
+        """The run called ``name``, which must be there."""
+        return next(run for run in self.runs if run.name == name)
