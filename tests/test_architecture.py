@@ -154,6 +154,11 @@ def test_only_titan_touches_torchtitans_insides() -> None:
                 assert name.startswith(("torchtitan.models", "torchtitan.protocols")), f"{where} imports {name}"
 
 
+def test_evaluation_does_not_know_the_launcher() -> None:
+    for path in files("eval"):
+        assert not any(name.startswith("launch") for name in imports(path)), path
+
+
 def test_training_does_not_know_the_launcher() -> None:
     for path in sorted((ROOT / "torchtitan_ext").rglob("*.py")):
         assert not any(name.startswith("launch") for name in imports(path)), path

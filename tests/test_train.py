@@ -90,7 +90,20 @@ def test_depth_help_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> 
     assert "depth train" in capsys.readouterr().out
     assert depth(["trian"]) == 2
     assert "did you mean 'train'?" in capsys.readouterr().err
-    for command in ("prep", "train", "study", "plan", "compare", "eval", "bench", "sizes", "variants", "quickstart"):
+    for command in (
+        "prep",
+        "train",
+        "study",
+        "plan",
+        "compare",
+        "eval",
+        "export",
+        "import",
+        "bench",
+        "sizes",
+        "variants",
+        "quickstart",
+    ):
         with pytest.raises(SystemExit) as leaving:
             depth([command, "--help"])
         assert leaving.value.code == 0

@@ -14,6 +14,8 @@ COMMANDS = {
     "plan": ("torchtitan_ext.plan.command", "say what a run needs: memory per GPU, micro-batch, hours"),
     "compare": ("eval.compare.command", "compare runs with a baseline: loss, how sure, at what price"),
     "eval": ("eval.evaluate.command", "measure one trained model: held-out loss, samples, downstream tasks"),
+    "export": ("eval.export.command", "write a trained model as a folder for transformers"),
+    "import": ("eval.export.import_command", "begin a run with the weights of a Llama model"),
     "bench": ("torchtitan_ext.bench.command", "measure what variants cost beside standard: time and memory"),
     "sizes": ("torchtitan_ext.sizes_command", "list the model sizes"),
     "variants": ("torchtitan_ext.variants_command", "list the variants of the residual connection and their cost"),

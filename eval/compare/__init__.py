@@ -6,8 +6,10 @@
     run_reader.py   one run → Run (run.py): its curves and costs, from metrics.jsonl (records.py) or event_files.py
     grouping.py     runs → groups (equal but for the seed) → families (a baseline and what may be compared with it)
     compare.py      families → results.py: every number of the report, by statistics.py, curves.py and bands.py
+    eval.scaling    families → laws over sizes, a field of the results
     sections/       results → blocks of a page (page.py), drawn by pictures.py, written by page_html and page_markdown
-    command.py      ``depth compare``
+    command.py      ``depth compare``; --tensorboard writes the results as TensorBoard runs too
+                    (eval.tensorboard_curves)
 
 A further section is a function from ``Results`` to blocks, called in ``sections.report``; what it computes from the
 runs is a field of ``Results``.

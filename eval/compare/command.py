@@ -8,7 +8,11 @@ out, and the report says why.
 LABEL=PATH names a run. Event files do not say the seed: a label or folder that
 ends in seed0, seed1, ... does.
 
+--tensorboard DIR writes the curves for TensorBoard too, one run a variant,
+over tokens, FLOPs, seconds and parameters: tensorboard --logdir DIR.
+
 example: depth compare runs/my_study --out report
+example: depth compare runs/my_study --tensorboard curves
 example: depth compare old-seed0=a/outputs new-seed0=b/outputs --baseline old
 """
 
@@ -37,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LABEL",
         help="label or variant to compare with (default: what the study says, or else standard)",
     )
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="new folder for curves that TensorBoard overlays (default: none)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,11 +54,19 @@ def run(args: argparse.Namespace) -> int:
     from eval.compare.compare import compare
     from eval.compare.console import main_table
     from eval.compare.grouping import make_families
+    from eval.compare.numbers import plural
     from eval.compare.sections import report
     from eval.compare.sources import gather
+    from eval.tensorboard_curves import check_folder, write_curves
 
     if args.out.exists() and not args.out.is_dir():
         raise UserError(f"{args.out} is a file; choose another folder with --out")
+    if args.tensorboard:
+        check_folder(args.tensorboard)
+        if args.out.resolve().is_relative_to(args.tensorboard.resolve()):
+            raise UserError(
+                f"--out {args.out} lies in --tensorboard {args.tensorboard}; give the two folders of their own"
+            )
     gathered = gather(args.runs)
     families = make_families(gathered.runs, gathered.left_out, args.baseline)
     results = compare(families, gathered.left_out)
@@ -59,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     write_report(args.out, report(results), results.to_json())
     print(main_table(results))
     print(f"\nwrote {args.out / 'report.html'}, report.md and results.json")
+    if args.tensorboard:
+        count = write_curves(results, args.tensorboard)
+        print(f"wrote {plural(count, 'TensorBoard run')}; see them with: tensorboard --logdir {args.tensorboard}")
     return 0
 
 

@@ -2,8 +2,9 @@
 
 from textwrap import wrap
 
-from eval.compare.numbers import NONE, interval, loss, p_value, ratio, signed
+from eval.compare.numbers import NONE, between, interval, loss, p_value, ratio, signed
 from eval.compare.results import FamilyResult, GroupResult, Results
+from eval.scaling.results import ScalingResult
 
 _WIDTH = 80
 _COLUMNS = ("loss", "difference", "95% interval", "p, Holm", "time", "memory", "verdict")
@@ -16,6 +17,7 @@ def main_table(results: Results) -> str:
     lines: list[str] = []
     for family in results.families:
         lines += [*_family(family), ""]
+    lines += _scaling(results.scaling)
     for out in results.left_out:
         lines += _wrapped(f"left out  {out['name']}: {out['why']}")
     return "\n".join(lines).rstrip()
@@ -33,6 +35,21 @@ def _family(family: FamilyResult) -> list[str]:
     for warning in family.warnings:
         lines += _wrapped(f"note: {warning}")
     return lines
+
+
+def _scaling(scaling: ScalingResult | None) -> list[str]:
+    """The gain at the largest size, where there are laws."""
+    if scaling is None or not any(ladder.gains for ladder in scaling.ladders):
+        return []
+    lines = _wrapped("compute-equivalent gain: compute that the baseline needs for the same loss, by scaling laws")
+    for ladder in scaling.ladders:
+        for gain in ladder.gains[-1:]:
+            sure = between(gain.gain)
+            value = "none, as the baseline's law never has its loss," if gain.gain is None else ratio(gain.gain.value)
+            interval = "" if sure == NONE else f" (95% {sure})"
+            far = ", far outside the data" if gain.far else ""
+            lines += _wrapped(f"{ladder.label}: {value} at {gain.size}{interval}{far}")
+    return [*lines, ""]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Runs → groups (runs that differ in their seeds alone) → families (a baseline and what may be compared with it)."""
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,6 +135,11 @@ def titles(firsts: Sequence[Run], without: Collection[str] = ()) -> list[str]:
     return found
 
 
+def without_size(title: str, size: str | None) -> str:
+    """What a title is at every size: a study's labels end in the size, or in the size and the learning rate."""
+    return re.sub(rf"-{re.escape(size)}(?=$|-lr|,)", "", title, count=1) if size else title
+
+
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "default" if value is None else str(value)
 
@@ -146,7 +152,9 @@ def _baselines(groups: list[Group], asked: str | None) -> list[Group | None]:
     """
     wanted = asked or STANDARD
     exact = [group for group in groups if group.label == wanted]
-    candidates = exact or [g for g in groups if wanted in (g.first.label, g.first.variant) and g.first.control is None]
+    named_so = [g for g in groups if wanted in (g.first.label, g.first.variant) and g.first.control is None]
+    sizes = {group.first.size for group in exact}
+    candidates = [*exact, *(group for group in named_so if group.first.size not in sizes)]
     if asked and not candidates:
         raise UserError(f"--baseline {asked}: no run is called so; {nearest(asked, [g.label for g in groups])}")
     named = {group.first.baseline for group in groups} - {None} if not asked else set()

@@ -1,6 +1,9 @@
 """Numbers for people."""
 
+import math
+
 from eval.compare.statistics import Estimate
+from eval.scaling.results import Interval
 
 UNITS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "training time"}
 COST_TITLES = {
@@ -63,6 +66,13 @@ def signed(value: float | None) -> str:
 
 def interval(found: Estimate | None) -> str:
     return NONE if found is None or found.low is None else f"{signed(found.low)} to {signed(found.high)}"
+
+
+def between(found: Interval | None) -> str:
+    """The interval of a ratio."""
+    if found is None or found.low is None or found.high is None:
+        return NONE
+    return f"{ratio(found.low)} to {ratio(found.high)}" if math.isfinite(found.high) else f"{ratio(found.low)} or more"
 
 
 def half_width(found: Estimate) -> str:

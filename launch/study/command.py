@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "status":
             command.add_argument("--watch", action="store_true", help="look again until all runs have ended")
         if name == "plan":
-            command.add_argument(
-                "--gpu", default="B200", help="whose hours to estimate (default: %(default)s)"
-            )
+            command.add_argument("--gpu", default="B200", help="whose hours to estimate (default: %(default)s)")
             command.add_argument("--mfu", type=float, default=0.4, help="at which MFU (default: %(default)s)")
 
 

@@ -54,8 +54,7 @@ class Checkpoints(CheckpointManager):
         dist.barrier()
         result = super().dcp_save(state_dict, str(temporary), async_mode, enable_garbage_collection, to_hf)
         if dist.get_rank() == 0:
-            sizes = {file.name: file.stat().st_size for file in sorted(temporary.iterdir())}
-            write_file(temporary / FILE_LIST, json.dumps(sizes, indent=1).encode())
+            write_file_list(temporary)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(temporary, final)
@@ -80,6 +79,12 @@ class Checkpoints(CheckpointManager):
         for step in steps[: -self.keep_last]:
             if step not in self.milestones:
                 shutil.rmtree(Path(self.folder) / f"step-{step}", ignore_errors=True)
+
+
+def write_file_list(checkpoint: Path) -> None:
+    """List a finished checkpoint's files with their sizes: only then does ``damage_of`` find it whole."""
+    sizes = {file.name: file.stat().st_size for file in sorted(checkpoint.iterdir())}
+    write_file(checkpoint / FILE_LIST, json.dumps(sizes, indent=1).encode())
 
 
 def saved_steps(folder: str | Path) -> list[int]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.config import CompileConfig
@@ -76,6 +77,8 @@ def rehearsing(resolved: ResolvedRun, *, on_cpu: bool = False) -> Iterator["Rehe
         depth_read._CPU_CHUNK_ELEMENTS = chunk
         set_spmd_meshes(dense_mesh=None, sparse_mesh=None)
         dist.destroy_process_group()
+        # It holds this rehearsal's mesh, which the next one's equals but is not.
+        _clear_sharding_prop_cache()
 
 
 class Rehearsal:

@@ -1,8 +1,6 @@
 """Scaling laws: their constants, their picture, and the compute-equivalent gain."""
 
-import math
-
-from eval.compare.numbers import NONE, large, loss, ratio
+from eval.compare.numbers import NONE, between, large, loss, ratio
 from eval.compare.page import Block, Bullets, Heading, Picture, Pictures, Table, Text, name
 from eval.compare.pictures import scaling_picture
 from eval.scaling.ladder import COMPUTE
@@ -98,7 +96,7 @@ def _gains(fitted: list[LadderResult], scaling: ScalingResult) -> list[Block]:
     if not rows:
         return []
     bases = ", ".join(name(base) for base in dict.fromkeys(ladder.baseline for ladder in fitted if ladder.gains))
-    path = "" if scaling.law == COMPUTE else " It grows from its model of that size, N and D in equal proportion."
+    path = "" if scaling.law == COMPUTE else " The baseline grows from its model of that size, N and D alike."
     return [
         Heading("Compute-equivalent gain", 3),
         Table(["run", "size", "loss by its law", "gain", "95% interval", "outside the data"], rows),
@@ -118,13 +116,9 @@ def _gains(fitted: list[LadderResult], scaling: ScalingResult) -> list[Block]:
 
 def _gain(gain: Gain) -> list[str]:
     if gain.gain is None or gain.outside is None:
-        return ["never: below the E of the baseline's law", NONE, "**far**"]
-    low, high = gain.gain.low, gain.gain.high
-    interval = NONE
-    if low is not None and high is not None:
-        interval = f"{ratio(low)} to {ratio(high)}" if math.isfinite(high) else f"{ratio(low)} or more"
+        return ["none: the baseline's law never has this loss", NONE, "**far**"]
     outside = "inside" if gain.outside == 1 else ratio(gain.outside) + (", **far**" if gain.far else "")
-    return [ratio(gain.gain.value), interval, outside]
+    return [ratio(gain.gain.value), between(gain.gain), outside]
 
 
 def _constant(found: Interval) -> str:

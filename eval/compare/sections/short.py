@@ -8,6 +8,8 @@ from eval.compare.page import Block, Bullets, Heading, name
 from eval.compare.results import AtEqual, FamilyResult, GroupResult
 from eval.compare.sections.words import is_equal
 
+_MOST_NATS = 100.0
+"""A difference beyond which a change in perplexity says no more (and soon is no number)."""
 _ORDER = ("better", "worse", UNDECIDED, "")
 
 
@@ -31,7 +33,7 @@ def _sentence(group: GroupResult, family: FamilyResult) -> str:
     sure = f"95% interval {interval(found)}, {plural(found.n, 'seed')}" if found.low is not None else "1 seed"
     parts = [
         f"{label}: **{group.verdict}**. Its final loss is {_side(found.mean)} that of {base} ({sure}), "
-        f"{100 * math.expm1(found.mean):+.1f}% in perplexity."
+        f"{100 * math.expm1(min(found.mean, _MOST_NATS)):+.1f}% in perplexity."
     ]
     step, memory = group.costs["step_seconds"].ratio, group.costs["peak_memory_gib"].ratio
     known = [f"{ratio(step)} the time"] if step is not None else []

@@ -1,7 +1,6 @@
 """Run folders with a checkpoint, made without training: a debug model whose weights are moved off their start."""
 
 import argparse
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.resolve import KNOWN_NAMES, resolve
 from torchtitan_ext.run_file import dump_run, load_run
 from torchtitan_ext.run_folder import RunFolder
-from torchtitan_ext.titan.checkpoints import FILE_LIST
+from torchtitan_ext.titan.checkpoints import write_file_list
 from torchtitan_ext.titan.restore import build, describe
 
 SEQ_LEN = 64
@@ -31,8 +30,7 @@ def save_checkpoint(folder: RunFolder, step: int, model: DepthDecoder) -> Path:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.save(model.state_dict(), checkpoint_id=path, no_dist=True)
-    sizes = {file.name: file.stat().st_size for file in path.iterdir()}
-    (path / FILE_LIST).write_text(json.dumps(sizes))
+    write_file_list(path)
     return path
 
 
