@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torchtitan_ext.ops import depth_read as module
-from torchtitan_ext.ops.depth_query import DepthQuery, depth_read_reference, depth_weights
-from torchtitan_ext.ops.depth_read import depth_read, find
+from torchtitan_ext.ops.depth_query import DepthQuery, Found, depth_read_reference, depth_weights
+from torchtitan_ext.ops.depth_read import depth_read, find, take
 
 B, D = 2, 12
 
@@ -237,7 +237,7 @@ def two_phases(sources, alone, queries, *, find=find, read=depth_read) -> list[t
     shared = len(sources)
     found = find(sources, [query.of(slice(shared)) for query in queries])
     return [
-        read(own, query.of(slice(shared, None)), before) if own else before.h_BTD
+        read(own, query.of(slice(shared, None)), before) if own else take(before, before.h_BTD.dtype)
         for own, query, before in zip(alone, queries, found, strict=True)
     ]
 
@@ -258,10 +258,39 @@ def test_two_phases_are_one_read(reads, shared, own, key_width, monkeypatch) -> 
     weights = [draw(B, 19, D, dtype=torch.float64, seed=200 + g).detach() for g in range(reads)]
     for result, reference in zip(results, expected, strict=True):
         torch.testing.assert_close(result, reference, rtol=1e-12, atol=1e-12)
-    if not own:
-        return  # what was found is for a second phase: its gradients mean nothing without one
     gradients = torch.autograd.grad(results, inputs, weights)
     for gradient, reference in zip(gradients, torch.autograd.grad(expected, inputs, weights), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-10, atol=1e-10)
+
+
+class Wrapped(torch.autograd.Function):
+    """Hands tensors on, and fills in gradients that are missing with zeros, as FSDP's hooks do."""
+
+    @staticmethod
+    def forward(ctx, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors
+
+    @staticmethod
+    def backward(ctx, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return grads
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_two_phases_across_a_wrapper_that_fills_in_missing_gradients(own) -> None:
+    sources, alone, queries = several(3, 3, own, torch.float64)
+    inputs = [*(query.w_nK for query in queries), *sources]
+
+    def find_wrapped(sources, queries) -> list[Found]:
+        flat = Wrapped.apply(*(tensor for found in find(sources, queries) for tensor in found))
+        return [Found(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+
+    # The third read is never made.
+    results = two_phases(sources, alone, queries, find=find_wrapped)[:2]
+    expected = one_by_one(sources, alone, queries)[:2]
+    gradients = torch.autograd.grad([result.square().sum() for result in results], inputs, allow_unused=True)
+    references = torch.autograd.grad([result.square().sum() for result in expected], inputs, allow_unused=True)
+    for gradient, reference in zip(gradients, references, strict=True):
+        reference = torch.zeros_like(gradient) if reference is None else reference
         torch.testing.assert_close(gradient, reference, rtol=1e-10, atol=1e-10)
 
 

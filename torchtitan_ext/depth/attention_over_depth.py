@@ -55,6 +55,7 @@ from torch import nn
 
 from torchtitan_ext.ops import backends
 from torchtitan_ext.ops.depth_query import EPS, DepthQuery, Found, depth_weights
+from torchtitan_ext.ops.depth_read import take
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
@@ -142,7 +143,7 @@ class DepthStream(Stream):
             return backends.read(sources, query, backend=self.variant.backend)
         before, own = state.found[0], slice(read.finished, None)
         if not sources[own]:
-            return before.h_BTD.to(sources[0].dtype)
+            return take(before, sources[0].dtype)
         return backends.read(sources[own], query.of(own), before, self.variant.backend)
 
     def look_ahead(self, finished: tuple[torch.Tensor, ...], outputs: int) -> tuple[Found, ...]:

@@ -58,6 +58,33 @@ def find(sources: Sequence[torch.Tensor], queries: Sequence[DepthQuery]) -> list
     return [Found(*pair) for pair in zip(outputs[: len(queries)], outputs[len(queries) :], strict=True)]
 
 
+def take(before: Found, dtype: torch.dtype) -> torch.Tensor:
+    """The read [B, T, D], in ``dtype``, of a query that has no other sources than those in which ``before`` was found.
+
+    Not the same as ``before.h_BTD``: it hands back what a second phase does. Without that, a gradient that is missing
+    and one that a wrapper on the way has filled in with zeros (as FSDP's do) would mean different things.
+    """
+    if torch.compiler.is_compiling():
+        return before.h_BTD.to(dtype)
+    return _Take.apply(*before, dtype)
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h_BTD: torch.Tensor, lse_BT: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        taken_BTD = h_BTD.to(dtype, copy=True)
+        ctx.save_for_backward(taken_BTD)
+        ctx.dtype = h_BTD.dtype
+        return taken_BTD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (h_BTD,) = ctx.saved_tensors
+        grad_BTD = grad_BTD.to(ctx.dtype)
+        return grad_BTD, -(grad_BTD * h_BTD).sum(-1), None
+
+
 class _Static(NamedTuple):
     """What of some queries is no tensor. ``open_ended``: the reads' other sources are still to come."""
 
