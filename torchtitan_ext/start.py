@@ -31,9 +31,9 @@ def start_run(resolved: ResolvedRun, rank: int) -> RunLock | None:
     fresh = not folder.exists
     if rank == 0:
         folder.create()
-        lock = RunLock(folder.path)
         if not fresh:
-            check_same_run(resolved, folder)
+            check_same_run(resolved, folder)  # before the lock, so that a refusal touches nothing
+        lock = RunLock(folder.path)
         folder.write_run(dump_run(resolved.run))
         folder.append_code(_code())
     if fresh:
