@@ -47,8 +47,8 @@ def depth_read(sources: Sequence[torch.Tensor], query: DepthQuery, before: Found
 def find(sources: Sequence[torch.Tensor], queries: Sequence[DepthQuery]) -> list[Found]:
     """What each of several queries finds in the same sources, in one pass over them.
 
-    The queries have equal scales and no token-dependent part. What is found is for ``depth_read`` alone: its two
-    tensors' gradients have a meaning between the two functions that other users of them would not give them.
+    The queries have equal scales and no token-dependent part. What is found is for ``depth_read`` and ``take`` alone:
+    its two tensors' gradients have a meaning among these functions that other users of them would not give them.
     """
     static = _Static.of(queries)
     if torch.compiler.is_compiling():
