@@ -48,12 +48,12 @@ def depth_forward(
     """Take one chunk into the softmax: the output and log-sum-exp over what was there and the chunk's entries."""
     heads = keys[0].shape[2]
     q = _grouped(_widened(q_BTNH), heads)
-    scores = [(q * key.unsqueeze(3)).sum(-1).flatten(2) * scale for key in keys]
+    scores = [(q * _widened(key).unsqueeze(3)).sum(-1).flatten(2) * scale for key in keys]
     scores_EBTN = torch.stack(scores) + bias_E[:, None, None, None]
     z_BTN = torch.logaddexp(lse_BTN, scores_EBTN.logsumexp(0))
     out = _grouped(out_BTNH * torch.exp(lse_BTN - z_BTN).unsqueeze(-1), heads)
     for p_BTN, value in zip(torch.exp(scores_EBTN - z_BTN).unbind(0), values, strict=True):
-        out = out + _grouped(p_BTN.unsqueeze(-1), heads) * value.unsqueeze(3)
+        out = torch.addcmul(out, _grouped(p_BTN.unsqueeze(-1), heads), _widened(value).unsqueeze(3))
     return out.flatten(2, 3), z_BTN
 
 
@@ -75,12 +75,12 @@ def depth_backward(
     dot, z = _grouped(dot_BTN.unsqueeze(-1), heads), _grouped(z_BTN.unsqueeze(-1), heads)
     grad_keys, grad_values = [], []
     for key, value, bias in zip(keys, values, bias_E.unbind(0), strict=True):
-        k, v = key.unsqueeze(3), value.unsqueeze(3)
+        k, v = _widened(key).unsqueeze(3), _widened(value).unsqueeze(3)
         p = torch.exp((q * k).sum(-1, keepdim=True) * scale + bias - z)
         grad_score = p * ((grad * v).sum(-1, keepdim=True) - dot) * scale
-        grad_q = grad_q + grad_score * k
-        grad_keys.append((grad_score * q).sum(3).to(key.dtype))
-        grad_values.append((p * grad).sum(3).to(value.dtype))
+        grad_q = torch.addcmul(grad_q, grad_score, k)
+        grad_keys.append(_sum_of_products(grad_score, q).to(key.dtype))
+        grad_values.append(_sum_of_products(p, grad).to(value.dtype))
     return grad_q.flatten(2, 3), tuple(grad_keys), tuple(grad_values)
 
 
@@ -343,6 +343,15 @@ def _halves(depth: Tensors) -> tuple[Tensors, Tensors]:
 
 def _grouped(tensor_BTNX: torch.Tensor, key_heads: int) -> torch.Tensor:
     return tensor_BTNX.unflatten(2, (key_heads, -1))
+
+
+def _sum_of_products(a_BTKGX: torch.Tensor, b_BTKGX: torch.Tensor) -> torch.Tensor:
+    """Σ_g a ⊙ b, one g after another: eager, a product with all of g and its sum take three times as long."""
+    (a, *more_a), (b, *more_b) = a_BTKGX.unbind(3), b_BTKGX.unbind(3)
+    total = a * b
+    for a, b in zip(more_a, more_b, strict=True):
+        total = torch.addcmul(total, a, b)
+    return total
 
 
 def _accumulator(tensor: torch.Tensor) -> torch.dtype:
