@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Two files of tests at a time: those that start processes spend half of their time on waiting for them.
-PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two files of tests at a time, one thread each: more would wait for one another. Those that start processes spend half of
+# their time on waiting for them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-quick lint format clean
@@ -22,10 +23,10 @@ quickstart: $(VENV)/.installed
 	$(BIN)/depth quickstart
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(PYTEST)
 
 test-quick: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -67,14 +67,6 @@ class DepthQuery:
             basis_nRK=self.basis_nRK[which] if self.basis_nRK is not None else None,
         )
 
-    def columns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales and biases as [n, 1] tensors with the type and device of ``like``."""
-        n = len(self.w_nK)
-        both = torch.tensor([self.scales or [1.0] * n, self.biases or [0.0] * n], dtype=like.dtype)
-        # Not waiting is safe, for the source is pageable memory, and spares the device a stop at every read.
-        scale_n1, bias_n1 = both.unsqueeze(-1).to(like.device, non_blocking=True)
-        return scale_n1, bias_n1
-
 
 def depth_read_reference(
     sources: Sequence[torch.Tensor], query: DepthQuery, before: Found | None = None
@@ -107,10 +99,20 @@ def accumulation_dtype(source: torch.Tensor) -> torch.dtype:
     return torch.float64 if source.dtype == torch.float64 else torch.float32
 
 
+def columns(
+    n: int, scales: Sequence[float] | None, biases: Sequence[Sequence[float] | None], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [n, 1], and the biases of G queries [G, n, 1], with the type and device of ``like``."""
+    rows = torch.tensor([scales or [1.0] * n, *(row or [0.0] * n for row in biases)], dtype=like.dtype)
+    # Not waiting is safe, for the source is pageable memory, and spares the device a stop at every read.
+    rows_n1 = rows.unsqueeze(-1).to(like.device, non_blocking=True)
+    return rows_n1[0], rows_n1[1:]
+
+
 def _weigh(sources: Sequence[torch.Tensor], query: DepthQuery) -> tuple[torch.Tensor, torch.Tensor]:
     """The scaled sources [n, B, T, D] and their logits [n, B, T]."""
     v_nBTD = torch.stack(list(sources)).to(accumulation_dtype(sources[0]))
-    scale_n1, bias_n1 = query.columns(v_nBTD)
+    scale_n1, (bias_n1,) = columns(len(v_nBTD), query.scales, [query.biases], v_nBTD)
     v_nBTD = v_nBTD * scale_n1[..., None, None]
     k_nBTK = v_nBTD[..., -query.w_nK.shape[-1] :]
     q_nBTK = query.w_nK.to(v_nBTD.dtype)[:, None, None]

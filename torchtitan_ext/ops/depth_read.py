@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from .depth_query import DepthQuery, Found, accumulation_dtype, depth_read_reference, find_reference
+from .depth_query import DepthQuery, Found, accumulation_dtype, columns, depth_read_reference, find_reference
 
 _CPU_CHUNK_ELEMENTS = 2 * 1024 * 1024
 """Elements of all the tensors in a chunk together, for each CPU thread: 8 MiB in fp32. Less would be nearer to what a
@@ -98,14 +98,6 @@ class _Static(NamedTuple):
     def of(cls, queries: Sequence[DepthQuery]) -> "_Static":
         return cls(len(queries), queries[0].scales, [query.biases for query in queries], queries[0].eps)
 
-    def columns(self, n: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales [n, 1] and biases [G, n, 1] with the type and device of ``like``."""
-        zeros, ones = [0.0] * n, [1.0] * n
-        rows = torch.tensor([self.scales or ones, *(biases or zeros for biases in self.biases)], dtype=like.dtype)
-        # Not waiting is safe, for the source is pageable memory, and spares the device a stop at every read.
-        scale_n1, *bias_n1 = rows.unsqueeze(-1).to(like.device, non_blocking=True)
-        return scale_n1, torch.stack(bias_n1)
-
 
 class _Reads(torch.autograd.Function):
     """G reads of n sources, with their derivative written out.
@@ -143,7 +135,7 @@ class _Reads(torch.autograd.Function):
         w_nGK = torch.stack(given, 1).to(dtype)
         key_width = w_nGK.shape[-1]
         low_rank = _LowRank.of(basis_nRK, coefficients_BTR, dtype)
-        scale_n1, bias_Gn1 = static.columns(n, lse_GN)
+        scale_n1, bias_Gn1 = columns(n, static.scales, static.biases, lse_GN)
 
         start = 0
         earlier = () if before_h_BTD is None else (before_h_BTD,)
@@ -200,7 +192,7 @@ class _Reads(torch.autograd.Function):
         w_nGK = torch.stack([given[index] for index in asked], 1).to(dtype)
         key_width = w_nGK.shape[-1]
         low_rank = _LowRank.of(basis_nRK, coefficients_BTR, dtype)
-        scale_n1, bias_Gn1 = static.columns(n, lse_GN)
+        scale_n1, bias_Gn1 = columns(n, static.scales, static.biases, lse_GN)
         if len(asked) < len(given):
             logit_GnN, lse_GN, bias_Gn1 = logit_GnN[asked], lse_GN[asked], bias_Gn1[asked]
         in_place_of_lse = [grads[static.queries + index] for index in asked] if static.open_ended else []
@@ -235,11 +227,10 @@ class _Reads(torch.autograd.Function):
                 kept_C = (_rows(before_lse_BT, span) - lse_GC[0]).exp_()
                 d_before_CD.copy_(torch.mul(g_GCD[0], kept_C.unsqueeze(-1), out=work_CD))
                 torch.mul(dot_GC[0], kept_C.neg_(), out=d_before[1].view(-1)[span])
+            elif static.open_ended:
+                dot_GC = -torch.stack([_rows(grad_BT, span) for grad_BT in in_place_of_lse])
             else:
                 dot_GC = (alpha_GnC * beta_GnC).sum(1)
-                for dot_C, grad_BT in zip(dot_GC, in_place_of_lse, strict=False):
-                    if grad_BT is not None:  # a second phase followed
-                        torch.neg(_rows(grad_BT, span), out=dot_C)
             delta_GnC = beta_GnC.sub_(dot_GC.unsqueeze(1)).mul_(alpha_GnC)
             scaled_rms_nC = rms_nC * scale_n1
             m_GnC = delta_GnC.mul_(scaled_rms_nC)
