@@ -32,7 +32,7 @@ def parameters(run: PlannedRun) -> int:
 
 def test_every_ready_study_is_tested_here() -> None:
     assert {path.stem for path in STUDIES.iterdir()} == {
-        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo")
+        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m")
     }
 
 
@@ -110,3 +110,11 @@ def test_cpu_demo_plans_in_full_and_in_its_smallest_form() -> None:
     plan = planned("cpu_demo", *STAND_IN, *smallest, "--set.training.steps", "60", "--name", "tiny")
     assert [run.name for run in plan.runs] == ["standard-debug-s0", "control_block-debug-s0"]
     assert [run.resolved and run.resolved.steps for run in plan.runs] == [60, 60]
+
+
+def test_books_1m_has_equal_parameters() -> None:
+    plan = planned("books_1m", *STAND_IN)
+    entries = ["standard", "control_block", "attnres_block", "m_gate_kv", "value_residual"]
+    assert [(run.entry, run.seed) for run in plan.runs] == [(entry, seed) for entry in entries for seed in range(3)]
+    standard = parameters(plan.runs[0])
+    assert all(parameters(run) == pytest.approx(standard, rel=0.005) for run in plan.runs)
