@@ -115,6 +115,6 @@ def test_cpu_demo_plans_in_full_and_in_its_smallest_form() -> None:
 def test_books_1m_has_equal_parameters() -> None:
     plan = planned("books_1m", *STAND_IN)
     entries = ["standard", "control_block", "attnres_block", "m_gate_kv", "value_residual"]
-    assert [(run.entry, run.seed) for run in plan.runs] == [(entry, seed) for entry in entries for seed in range(3)]
+    assert [(run.entry, run.seed) for run in plan.runs] == [(entry, seed) for seed in range(3) for entry in entries]
     standard = parameters(plan.runs[0])
     assert all(parameters(run) == pytest.approx(standard, rel=0.005) for run in plan.runs)
