@@ -218,7 +218,7 @@ class DepthLink(Link):
     class Config(Link.Config):
         layer: int
 
-    grows: ClassVar[bool] = True
+    in_sublayers: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

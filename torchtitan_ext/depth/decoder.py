@@ -43,7 +43,7 @@ class DepthLayer(TransformerBlock):
     @property
     def regions(self) -> tuple[str, ...]:
         """The methods that are compiled, each as one full graph shared by all layers."""
-        return self.sublayers if self.link.grows else ("forward",)
+        return self.sublayers if self.link.in_sublayers else ("forward",)
 
     def attention_sublayer(
         self, x_BTD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None

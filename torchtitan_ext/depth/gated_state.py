@@ -27,7 +27,7 @@ Where the source is silent, or was changed:
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchtitan.models.common import Linear
@@ -62,6 +62,8 @@ class GatedStateLink(Link):
         projection: Linear.Config | None
         gate: Linear.Config | None
 
+    in_sublayers: ClassVar[bool] = True
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.inject, self.detach, self.around_one = config.inject, config.detach, config.around_one
@@ -94,9 +96,8 @@ class GatedStateLink(Link):
         return y_BTD
 
     def renew(self, m_BTD: torch.Tensor, h_BTD: torch.Tensor) -> torch.Tensor:
-        """M after this layer, from the feed-forward's normalised input h."""
-        if self.gate is None:
-            return m_BTD
+        """M after this layer, which has a gate, from the feed-forward's normalised input h."""
+        assert self.gate is not None
         # Detached reads bring M no gradient, so none is recorded on the way to M: the same as detaching at each read.
         z_BT2D = self.gate(h_BTD.detach() if self.detach else h_BTD)
         note("gate_openness", lambda: torch.sigmoid(z_BT2D.chunk(2, dim=-1)[0].float()).mean())
@@ -111,29 +112,49 @@ class GatedStateStream(Stream):
         pass
 
     def start(self, x_BTD: torch.Tensor) -> GatedPair:
-        return x_BTD, torch.zeros_like(x_BTD)
+        # A product, for a constant without gradient would be a graph of its own in the first layer.
+        return x_BTD, x_BTD * 0
 
     def finish(self, state: GatedPair) -> torch.Tensor:
         return state[0]
 
 
 class GatedStateLayer(DepthLayer):
-    """A layer over (x, M). h is computed once, for the feed-forward and for M."""
+    """A layer over (x, M). h is computed once, for the feed-forward and for M.
+
+    Compiled in pieces, so that the first layer, which reads no M, and the last, which does not renew it, need one graph
+    more and not two whole layers.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(DepthLayer.Config):
         pass
 
+    sublayers: ClassVar[tuple[str, ...]] = ("add_attention", "add_feed_forward", "renew")
     link: GatedStateLink
+
+    def add_attention(
+        self, x_BTD: torch.Tensor, m_BTD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The residual stream after attention that reads M."""
+        q_BTNH, k_BTKH, v_BTKH = self.link.inputs(m_BTD, *project(self.attention, self.attention_norm(x_BTD)))
+        y_BTD = attend(self.attention, q_BTNH, k_BTKH, v_BTKH, attention_masks, positions)
+        return x_BTD + self.link.outputs(m_BTD, y_BTD)
+
+    def add_feed_forward(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream after the feed-forward, and the feed-forward's normalised input."""
+        h_BTD = self.ffn_norm(x_BTD)
+        return x_BTD + self.feed_forward(h_BTD), h_BTD
+
+    def renew(self, m_BTD: torch.Tensor, h_BTD: torch.Tensor) -> torch.Tensor:
+        return self.link.renew(m_BTD, h_BTD)
 
     def forward(self, state: GatedPair, attention_masks: Any, positions: torch.Tensor | None = None) -> GatedPair:
         x_BTD, m_BTD = state
-        q_BTNH, k_BTKH, v_BTKH = self.link.inputs(m_BTD, *project(self.attention, self.attention_norm(x_BTD)))
-        y_BTD = attend(self.attention, q_BTNH, k_BTKH, v_BTKH, attention_masks, positions)
-        x_BTD = x_BTD + self.link.outputs(m_BTD, y_BTD)
-        h_BTD = self.ffn_norm(x_BTD)
-        m_BTD = self.link.renew(m_BTD, h_BTD)
-        return x_BTD + self.feed_forward(h_BTD), m_BTD
+        x_BTD, h_BTD = self.add_feed_forward(self.add_attention(x_BTD, m_BTD, attention_masks, positions))
+        if self.link.gate is not None:
+            m_BTD = self.renew(m_BTD.detach() if self.link.detach else m_BTD, h_BTD)
+        return x_BTD, m_BTD
 
 
 @dataclass(frozen=True)

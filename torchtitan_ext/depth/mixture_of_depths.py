@@ -37,7 +37,7 @@ class DepthCacheLink(Link):
         head_dim: int
         feed_forward_kv: Linear.Config | None
 
-    grows: ClassVar[bool] = True
+    in_sublayers: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

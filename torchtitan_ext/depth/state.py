@@ -37,10 +37,10 @@ class Link(Module):
     class Config(Module.Config):
         pass
 
-    grows: ClassVar[bool] = False
-    """Whether the state holds more tensors after a write than before. Such a layer is compiled sublayer by sublayer,
-    with reads
-    and writes outside the graphs, so that no graph depends on how many there are."""
+    in_sublayers: ClassVar[bool] = False
+    """Whether layers are compiled, and selectively checkpointed, sublayer by sublayer: because the state holds more
+    tensors after a write than before, and no graph may depend on how many, or because the first layer or the last
+    lacks a part, and the graphs of the others can be used for what it has."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

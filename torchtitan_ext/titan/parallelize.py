@@ -1,8 +1,8 @@
 """Activation checkpointing, compilation and FSDP2 or HSDP for a depth decoder.
 
 torchtitan's ``parallelize_llama`` in our order and with its own functions, apart from three things: parameters of
-modules that torchtitan does not know are declared replicated; a layer whose depth state grows is compiled and
-selectively checkpointed sublayer by sublayer; and gloo, which has no pre-multiplied sum, reduces by plain sums.
+modules that torchtitan does not know are declared replicated; some variants' layers are compiled and selectively
+checkpointed sublayer by sublayer; and gloo, which has no pre-multiplied sum, reduces by plain sums.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def checkpoint_and_compile(
 ) -> None:
     """Wrap the layers for activation checkpointing and compilation, each region one full graph."""
     compiling = compile_config.enable and "model" in compile_config.components
-    if any(layer.link.grows for layer in model.layers.values()):
+    if any(layer.link.in_sublayers for layer in model.layers.values()):
         _prepare_sublayers(model, policy, compile_config.backend if compiling else None)
         return
     if policy is not None:
@@ -90,7 +90,7 @@ def checkpoint_and_compile(
 
 
 def _prepare_sublayers(model: DepthDecoder, policy: ActivationCheckpointing | None, backend: str | None) -> None:
-    """Compile and checkpoint layers whose depth state grows.
+    """Compile and checkpoint layers sublayer by sublayer.
 
     Full checkpointing wraps the whole layer, so that reads are recomputed too and each layer keeps its inputs alone.
     Selective checkpointing has to be inside the compiled sublayer, where the compiler applies its policy.
