@@ -37,10 +37,10 @@ def missing() -> list[str]:
     return found
 
 
-def lines(models: list[dict[str, Any]], size: str) -> list[str]:
+def lines(models: list[dict[str, Any]], size: str, device: str) -> list[str]:
     """Lines of Markdown: what, goal, found. The first model is standard."""
     by_label = {model["label"]: model for model in models}
-    what = f"GPU, {size}, bf16, compile: "
+    what = f"{device}, {size}, bf16, compile: "
     found = []
     for label, (speed, memory) in GOALS.items():
         lower, median, upper = by_label[label]["speed"]["ratio"]
@@ -64,10 +64,10 @@ def main() -> int:
             )
         return 2 if lacks else 0
     record = json.loads((args.out / "models" / "bench.json").read_text(encoding="utf-8"))
-    run = record["models"][0]["run"]
-    text = "\n".join(lines(record["models"], run["model"]["size"])) + "\n"
+    size, device = record["models"][0]["run"]["model"]["size"], record["machine"]["device"]
+    text = "\n".join(lines(record["models"], size, device)) + "\n"
     (args.out / "rows.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}({record['machine']['device']}; saved to {args.out / 'rows.md'})\n")
+    print(f"\n{text}(saved to {args.out / 'rows.md'})\n")
     return 0
 
 

@@ -53,7 +53,10 @@ class Workers:
         return self._ask("train", steps)
 
     def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
         for process in self.processes:
+            process.join(timeout=10)
             process.kill()
             process.join()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -32,7 +32,7 @@ def set_up_logging() -> None:
     warnings.filterwarnings("ignore", message="DTensor (random operators|manual_seed)")
     # torchtitan restores a schedule so that it is asked for its rate outside a step.
     warnings.filterwarnings("ignore", message="To get the last learning rate")
-    # What a layer hands on as it came is a view to FSDP, whose hooks made it one. No layer writes into its state in place.
+    # FSDP's own hooks make a view of what a layer hands on as it came. No layer writes into its state in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
