@@ -11,15 +11,17 @@ import argparse
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
+from torch.profiler._utils import traverse_dfs
 
 from torchtitan_ext.resolve import KNOWN_NAMES, resolve
 from torchtitan_ext.run_file import load_run
@@ -75,19 +77,31 @@ def _measured(run_file: str, more: list[str], ranks: int, port: int, rank: int) 
         for _ in range(STEPS):
             trainer.step += 1
             trainer.train_step(batches)
-    live = most = 0
-    for size in _allocations(profiled):
-        live += size
-        most = max(most, live)
+    return _peak(profiled.profiler.kineto_results.experimental_event_tree())
+
+
+def _peak(events: list[Any]) -> int:
+    """The most bytes allocated at once, but for those that gloo copies what it reduces into: NCCL makes no copies, and
+    gloo's are freed by threads that the profiler does not see."""
+    events = [event for event in traverse_dfs(events) if event.tag == _EventType.Allocation and not _by_gloo(event)]
+    live: dict[int, int] = {}
+    total = most = 0
+    for event in sorted(events, key=lambda event: event.start_time_ns):
+        place, size = event.extra_fields.ptr, event.extra_fields.alloc_size
+        total -= live.pop(place, 0)
+        if size > 0:
+            live[place] = size
+            total += size
+            most = max(most, total)
     return most
 
 
-def _allocations(profiled: profile) -> Iterator[int]:
-    """Bytes allocated (or, below zero, freed), in order of time."""
-    events = profiled.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            yield event.nbytes()
+def _by_gloo(event: Any) -> bool:
+    while event is not None:
+        if event.name.startswith("c10d::"):
+            return True
+        event = event.parent
+    return False
 
 
 def main() -> None:
