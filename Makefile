@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist load
 help:
 	@echo "make quickstart   prepare a small corpus, train, stop, resume, finish (minutes, no network)"
 	@echo "make test         run all tests"
-	@echo "make test-quick   run the tests that start no training processes"
+	@echo "make test-quick   run the tests that neither start training processes nor compile"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
 	@echo "make clean        remove .venv, runs/quickstart and data/quickstart"

@@ -13,13 +13,16 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from launch.torchrun import default_processes, torchrun_command, torchrun_environment
 from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.errors import UserError
+from torchtitan_ext.resolve import KNOWN_NAMES, resolve
+from torchtitan_ext.run_file import load_run
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.start import check_same_run
 from torchtitan_ext.titan.graphs import count_graphs
 
 RUN_FILE = Path(__file__).resolve().parent.parent / "train_configs" / "books_10m.yaml"
@@ -32,15 +35,19 @@ def main() -> int:
     parser.add_argument("data", help="the prepared data set's folder")
     parser.add_argument("--variants", nargs="+", default=[name for name in VARIANTS if not name.startswith("deep_")])
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3], help="the first one is drawn (default: 1e-3)")
-    parser.add_argument("--runs", type=Path, default=Path("runs/variant_curves"), help="where the runs are kept")
+    parser.add_argument("--runs", type=Path, help="where the runs are kept (default: runs/variant_curves/<table>)")
     parser.add_argument("--docs", type=Path, help="also write a table of variants.md in this folder")
     parser.add_argument("--table", choices=["curves", "stability"], default="curves", help="which (default: curves)")
     parser.add_argument("--nproc", type=int, default=default_processes())
     args, args.overrides = parser.parse_known_args()
+    args.runs = args.runs or Path("runs/variant_curves") / args.table
     names = ["standard", *(name for name in args.variants if name != "standard")]
     for lr in args.lr:
         for name in names:
-            train(name, lr, args)
+            try:
+                train(name, lr, args)
+            except UserError as error:
+                raise SystemExit(f"error: {error}") from error
     if args.docs is not None:
         write_docs(names, args)
     return 0
@@ -52,15 +59,18 @@ def folder_of(name: str, lr: float, args: argparse.Namespace) -> RunFolder:
 
 def train(name: str, lr: float, args: argparse.Namespace) -> None:
     folder = folder_of(name, lr, args)
-    status = folder.status()
-    if status is not None and status["state"] in ("finished", "diverged"):
-        print(f"{folder.path.name}: {status['state']} at step {status['step']}", flush=True)
-        return
     arguments = [
         *("--config-file", str(RUN_FILE), "--name", folder.path.name, "--folder", str(folder.path)),
         *("--data.path", args.data, "--model.variant", name, "--optimizer.lr", str(lr), "--training.steps", "200"),
         *args.overrides,
     ]
+    status = folder.status()
+    if status is not None:
+        run = load_run(str(RUN_FILE), arguments[2:], known=KNOWN_NAMES)
+        check_same_run(resolve(run, ranks=args.nproc), folder)
+    if status is not None and status["state"] in ("finished", "diverged"):
+        print(f"{folder.path.name}: {status['state']} at step {status['step']}", flush=True)
+        return
     command = torchrun_command(arguments, processes=args.nproc, log_folder=folder.path / "logs")
     print(f"{folder.path.name}: training", flush=True)
     (folder.path / "logs").mkdir(parents=True, exist_ok=True)
@@ -116,19 +126,18 @@ def ends(runs: list[RunFolder], args: argparse.Namespace) -> list[str]:
     for run, lr in zip(runs, args.lr, strict=True):
         steps, norms = curve(run, "grad_norm")
         worst = max((norm for step, norm in zip(steps, norms, strict=True) if step > steps[-1] / 10), default=math.nan)
-        difference = last(run, HELDOUT) - last(folder_of("standard", lr, args), HELDOUT)
-        finished = (run.status() or {})["state"] == "finished"
-        found += [f"{last(run, HELDOUT):.3f} ({difference:+.3f})" if finished else f"diverged at {last_step(run)}"]
-        found += [f"{worst:.2f}"]
+        standard, state = folder_of("standard", lr, args), run.status() or {}
+        if state["state"] == "finished":
+            loss = last(run, HELDOUT)
+            found.append(f"{loss:.3f} ({loss - last(standard, HELDOUT):+.3f})")
+        else:
+            found.append(f"diverged at {state['step']}")
+        found.append(f"{worst:.2f}")
     return found
 
 
 def last(run: RunFolder, name: str) -> float:
     return curve(run, name)[1][-1]
-
-
-def last_step(run: RunFolder) -> Any:
-    return (run.status() or {})["step"]
 
 
 def draw(name: str, run: RunFolder, standard: RunFolder) -> Figure:

@@ -130,6 +130,8 @@ def test_full_checkpointing_saves_what_can_be_counted_by_hand(tmp_path: Path) ->
         (["--turns", "-1"], "--turns is -1; it must be 0 or more"),
         (["--steps-per-turn", "0"], "--steps-per-turn is 0; it must be 1 or more"),
         (["--checkpoint", "ful"], "activation_checkpoint 'ful' is unknown; did you mean 'full'"),
+        (["--operation", "depth_read", "--variants", "moda"], "--operation measures one operation, without a model"),
+        (["--operation", "depth_read", "--size", "10M"], "--operation measures one operation, without a model"),
         (["--operation", "depth_reed"], "did you mean 'depth_read'"),
         (["--operation", "depth_read", "--key-width", "0"], "--key-width is 0; it must be from 1 to the width, 1536"),
         (["--operation", "depth_read", "--dtype", "float16"], "--dtype float16 is not measured"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from data_prep.dataset import TokenDataset
@@ -84,6 +85,29 @@ def test_options_in_the_file_belong_to_its_variant_and_those_of_the_command_line
     shared = ["--depth.block_size", "4"]
     models = compared(scratch, file, variants=("control_block", "block_hybrid_memory"), overrides=shared)
     assert [model.resolved.run.depth for model in models] == [{}, {"block_size": 4}, {"block_size": 4}]
+
+
+def test_options_of_the_command_line_are_not_for_standard(tmp_path: Path, scratch: Path) -> None:
+    file = write(tmp_path / "one.yaml", "standard")
+    models = compared(scratch, file, variants=("control_block",), overrides=["--depth.block_size=2"])
+    assert [model.resolved.run.depth for model in models] == [{}, {"block_size": 2}]
+
+
+def test_a_data_set_can_be_named_without_a_run_file(tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "own").mkdir()
+    write_random_tokens(tmp_path / "own", 256, 100_000)
+    overrides = ["--model.size=debug", "--data.seq_len=64", "--training.micro_batch=3"]
+    own = [*overrides, "--data.path", str(tmp_path / "own")]
+    assert contenders(Request(overrides=own), scratch)[0].resolved.shape.vocab_size == 256
+    with pytest.raises(UserError, match=r"--data\.path and --vocab-size both say what to train on"):
+        contenders(Request(overrides=own, vocab_size=512), scratch)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can do what is refused here")
+def test_a_backend_that_this_machine_lacks_is_refused(tmp_path: Path, scratch: Path) -> None:
+    file = write(tmp_path / "one.yaml", "control_block")
+    with pytest.raises(UserError, match="triton"):
+        compared(scratch, file, overrides=["--depth.backend=triton"])
 
 
 def test_labels_tell_models_apart(tmp_path: Path, scratch: Path) -> None:

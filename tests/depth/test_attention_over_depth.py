@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -297,14 +298,14 @@ def test_numbers_of_an_option_count(first: dict[str, float], second: dict[str, f
 
 
 @every_variant
-def test_no_token_changes_what_came_before_it(variant: AttentionOverDepth) -> None:
-    model = stirred(built(variant, shape_with(4)))
-    tokens = tokens_of(8)
-    changed = tokens.clone()
-    changed[:, 5] = (changed[:, 5] + 1) % VOCABULARY
-    before, after = model(tokens), model(changed)
-    assert torch.equal(before[:, :5], after[:, :5])
-    assert not torch.equal(before[:, 5:], after[:, 5:])
+def test_no_token_changes_what_came_before_it_or_another_document(variant: AttentionOverDepth, checks: Any) -> None:
+    checks.is_causal(variant)
+
+
+@pytest.mark.slow
+@every_variant
+def test_compiled_equals_eager_at_any_depth(variant: AttentionOverDepth, checks: Any) -> None:
+    checks.compiles(variant)
 
 
 @every_variant

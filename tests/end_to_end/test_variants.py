@@ -62,6 +62,7 @@ def compiled(train_many: TrainMany) -> dict[str, RunFolder]:
 @pytest.fixture(scope="module")
 def replicated(train_many: TrainMany) -> dict[str, RunFolder]:
     more = ("--training.micro_batch", "1", "--parallelism.replicate", "2")
+    more = (*more, "--training.activation_checkpoint", "selective")
     return train_many({name: options(name, *more) for name in ONE_PER_KIND}, ranks=4)
 
 
@@ -101,7 +102,7 @@ def test_compiled_and_selectively_checkpointed_equals_eager(
 
 
 @pytest.mark.parametrize("variant", ONE_PER_KIND)
-def test_four_ranks_in_two_groups_equal_two(
+def test_four_ranks_in_two_groups_with_selective_checkpointing_equal_two(
     variant: str, runs: dict[str, RunFolder], replicated: dict[str, RunFolder]
 ) -> None:
     assert curve(replicated[variant]) == pytest.approx(curve(runs[variant]), abs=1e-4)

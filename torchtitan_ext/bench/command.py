@@ -92,16 +92,28 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    if args.operation is not None:
+        of_models = [*args.run_files, *args.variants, *args.overrides, *_keys(args)]
+        if of_models or args.vocab_size is not None or args.nproc != 1:
+            raise UserError(
+                "--operation measures one operation, without a model; leave out run files, --variants, --nproc and "
+                "keys of the run file, or leave out --operation"
+            )
     for file in args.run_files:
         if not file.endswith((".yaml", ".yml")):
             raise UserError(f"{file} is no run file (.yaml); a key of the run file is set as --key=value")
 
 
 def _compare_models(args: argparse.Namespace, scratch: Path) -> report.Report:
+    import torch
+
     from .contenders import Request, contenders
     from .summary import summarise
     from .turns import measure
 
+    gpus = torch.cuda.device_count()
+    if gpus and args.nproc > gpus:
+        raise UserError(f"--nproc {args.nproc}, but {gpus} GPU(s) are visible; each process needs one of its own")
     models = contenders(
         Request(args.run_files, args.variants, [*args.overrides, *_keys(args)], args.vocab_size, args.nproc), scratch
     )

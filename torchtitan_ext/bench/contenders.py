@@ -59,10 +59,14 @@ def contenders(request: Request, scratch: Path) -> list[Contender]:
     variants, vocab_size = request.variants, request.vocab_size
     if len(files) > 1 and variants:
         raise UserError("run files and --variants both say what to compare; give one run file, or no --variants")
+    own_data = any(override.partition("=")[0] == "--data.path" for override in overrides)
+    if own_data and vocab_size is not None:
+        raise UserError("--data.path and --vocab-size both say what to train on; give one of them")
     if not files:
         files = [str(_defaults(scratch))]
         overrides += _one_pass_a_step(load_run(files[0], overrides, known=KNOWN_NAMES), request.ranks)
-        variants, vocab_size = variants or VARIANTS, vocab_size or VOCABULARY
+        variants = variants or VARIANTS
+        vocab_size = None if own_data else vocab_size or VOCABULARY
     if vocab_size is not None:
         overrides += ["--data.path", str(scratch)]
         batch = load_run(files[0], overrides, known=KNOWN_NAMES).training.batch_tokens
@@ -76,7 +80,10 @@ def contenders(request: Request, scratch: Path) -> list[Contender]:
     first = next((i for i, run in enumerate(runs) if run.model.variant == BASELINE), None)
     baseline = _run_of(files[0], BASELINE, overrides) if first is None else runs.pop(first)
     runs = [baseline, *runs]
-    return [Contender(label, resolve(run, request.ranks)) for label, run in zip(_labels(runs), runs, strict=True)]
+    models = [Contender(label, resolve(run, request.ranks)) for label, run in zip(_labels(runs), runs, strict=True)]
+    for model in models:
+        model.resolved.variant.check_machine()
+    return models
 
 
 def check_same_settings(one: Run, other: Run) -> None:
@@ -100,9 +107,10 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _run_of(file: str, variant: str, overrides: list[str]) -> Run:
-    """The run of ``file`` with another variant, which takes no options that the file gives its own one."""
+    """The run of ``file`` with another variant, which takes no options that the file gives its own one; ``standard``
+    takes none from the command line either."""
     run = load_run(file, overrides, known=KNOWN_NAMES)
-    if run.model.variant == variant:
+    if run.model.variant == variant and variant != BASELINE:
         return run
     foreign = [
         f"--depth.{key}=null"

@@ -7,12 +7,13 @@ using the device.
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import traceback
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.orphans import stop_with_parent
@@ -64,7 +65,12 @@ class Workers:
     def _ask(self, method: str, *args: Any) -> Any:
         for connection in self.connections:
             connection.send((method, args))
-        answers = [self._answer(rank) for rank in range(len(self.connections))]
+        # In whichever order they come: the others may be waiting for one that has failed.
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self.connections):
+            for ready in wait([c for rank, c in enumerate(self.connections) if rank not in answers]):
+                rank = self.connections.index(cast("Connection", ready))
+                answers[rank] = self._answer(rank)
         return answers[0]
 
     def _answer(self, rank: int) -> Any:
@@ -73,8 +79,12 @@ class Workers:
         except EOFError:
             self.processes[rank].join()
             code = self.processes[rank].exitcode
-            hint = "; the system may have run out of memory: lower --micro-batch" if code == -9 else ""
-            raise RuntimeError(f"the process that trains {self.label} ended with status {code}{hint}") from None
+            if code == -signal.SIGKILL:
+                raise UserError(
+                    f"the process that trains {self.label} was killed, as the system does when memory runs out; "
+                    "lower --micro-batch, or choose --checkpoint full or a smaller --size"
+                ) from None
+            raise RuntimeError(f"the process that trains {self.label} ended with status {code}") from None
         if kind == "memory":
             raise UserError(
                 f"{self.label} does not fit: {value}; "

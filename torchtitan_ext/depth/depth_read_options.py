@@ -26,6 +26,14 @@ _CHOICES = {
     "backend": (AUTO, *BACKENDS),
 }
 
+_NEEDS = {
+    "query_group": ("query_share", "group"),
+    "slope": ("position", "linear"),
+    "nearest": ("sparse", True),
+    "every": ("sparse", True),
+}
+"""Options that mean something only when another has a certain value."""
+
 
 @dataclass(frozen=True)
 class DepthReadOptions(Variant):
@@ -89,6 +97,13 @@ class DepthReadOptions(Variant):
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f"depth.{name} = {value!r} is unknown; {hint_for(str(value), choices)}")
+        for name, (switch, on) in _NEEDS.items():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default and getattr(self, switch) != on:
+                wanted = str(on).lower()
+                raise UserError(
+                    f"depth.{name} = {getattr(self, name)} has no effect without depth.{switch}: {wanted}; "
+                    f"set that, or leave out depth.{name}"
+                )
         outputs = shape.layers * self.outputs_per_layer
         kind = "one per layer" if self.outputs_per_layer == 1 else "two per layer"
         if (self.block_size > 0) == (self.blocks > 0):

@@ -36,7 +36,7 @@ def _at(addresses, row, place_1D, D: tl.constexpr, element: tl.constexpr):
 def forward(
     logit_GnN, inverse_rms_nN, lse_GN, w, before_ND, before_N, addresses, numbers, n, tokens, run, eps,
     G: tl.constexpr, D: tl.constexpr, K: tl.constexpr, ONE_W: tl.constexpr, PHASE: tl.constexpr,
-    QUERIES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, element: tl.constexpr,
+    QUERIES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, element: tl.constexpr, read_element: tl.constexpr,
 ):  # fmt: skip
     """Table: addresses of n sources and G results; n scales and G · n biases."""
     first = tl.program_id(0) * run
@@ -78,8 +78,8 @@ def forward(
             tl.store(logit_GnN + tl.cast(g_G1, tl.int64) * n * tokens + scalar, logit_G1, mask=asked_G1)
             tl.store(inverse_rms_nN + scalar, inverse_rms)
         tl.store(lse_GN + g_G1 * tokens + token, top_G1 + tl.log(total_G1), mask=asked_G1)
-        at_GD = _at(addresses + n, tl.minimum(g_G1, G - 1), place_1D, D, element)
-        tl.store(at_GD, (sum_GD / total_G1).to(element), mask=asked_G1 & in_row_1D)
+        at_GD = _at(addresses + n, tl.minimum(g_G1, G - 1), place_1D, D, read_element)
+        tl.store(at_GD, (sum_GD / total_G1).to(read_element), mask=asked_G1 & in_row_1D)
 
 
 @triton.jit(do_not_specialize=["n", "tokens", "run"])
@@ -87,7 +87,7 @@ def backward(
     d_w, dot_GN, d_before_ND, d_before_N, logit_GnN, inverse_rms_nN, lse_GN, w, h_ND, before_N,
     addresses, numbers, n, tokens, run,
     G: tl.constexpr, D: tl.constexpr, K: tl.constexpr, ONE_W: tl.constexpr, PHASE: tl.constexpr, ALONE: tl.constexpr,
-    QUERIES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, element: tl.constexpr,
+    QUERIES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, element: tl.constexpr, read_element: tl.constexpr,
 ):  # fmt: skip
     """Table: addresses of n sources, their n gradients and the G gradients of the results; numbers as forward.
 
@@ -105,14 +105,14 @@ def backward(
         d_w_GD = tl.zeros([QUERIES, WIDTH], tl.float32)
     for token in range(first, tl.minimum(first + run, tokens)):
         place_1D = tl.cast(token, tl.int64) * D + d_1D
-        at_GD = _at(addresses + 2 * n, tl.minimum(g_G1, G - 1), place_1D, D, element)
+        at_GD = _at(addresses + 2 * n, tl.minimum(g_G1, G - 1), place_1D, D, read_element)
         g_GD = tl.load(at_GD, mask=asked_G1 & in_row_1D, other=0.0).to(tl.float32)
         lse_G1 = tl.load(lse_GN + g_G1 * tokens + token, mask=asked_G1, other=0.0)
         if PHASE == SECOND:
             h_1D = tl.load(h_ND + place_1D, mask=in_row_1D, other=0.0).to(tl.float32)
             dot_G1 = tl.sum(g_GD * h_1D, 1, keep_dims=True)
             kept_G1 = tl.exp(tl.load(before_N + token + 0 * g_G1) - lse_G1)
-            tl.store(d_before_ND + 0 * g_G1 + place_1D, (kept_G1 * g_GD).to(element), mask=in_row_1D)
+            tl.store(d_before_ND + 0 * g_G1 + place_1D, kept_G1 * g_GD, mask=in_row_1D)
             tl.store(d_before_N + token + 0 * g_G1, -kept_G1 * dot_G1)
         else:
             dot_G1 = tl.zeros([QUERIES, 1], tl.float32)

@@ -64,7 +64,8 @@ class _Reads(torch.autograd.Function):
         *sources: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         launch = _Launch(static, w, sources)
-        h_GBTD = [torch.empty_like(sources[0], memory_format=torch.contiguous_format) for _ in w]
+        dtype = torch.float32 if static.phase == kernels.FIRST.value else sources[0].dtype
+        h_GBTD = [torch.empty_like(sources[0], dtype=dtype, memory_format=torch.contiguous_format) for _ in w]
         logit_GnN = w.new_empty(len(w), launch.n, launch.tokens, dtype=torch.float32)
         inverse_rms_nN, lse_GN = torch.empty_like(logit_GnN[0]), torch.empty_like(logit_GnN[:, 0])
         # Where there was no first phase, any tensor stands in for what it found: the kernel does not look at it.
@@ -85,7 +86,9 @@ class _Reads(torch.autograd.Function):
         static: _Static = ctx.static
         if all(grad is None for grad in grads):
             return (None,) * (4 + len(sources))
-        grad_GBTD = [torch.zeros_like(sources[0]) if grad is None else _aligned(grad) for grad in grads[: len(w)]]
+        dtype = torch.float32 if static.phase == kernels.FIRST.value else sources[0].dtype
+        none_BTD = torch.zeros_like(sources[0], dtype=dtype)
+        grad_GBTD = [none_BTD if grad is None else _aligned(grad) for grad in grads[: len(w)]]
         launch = _Launch(static, w, sources)
         d_sources = [torch.empty_like(source, memory_format=torch.contiguous_format) for source in sources]
         d_w_PGnK = torch.empty(*launch.grid, *w.shape, dtype=torch.float32, device=w.device)
@@ -97,7 +100,8 @@ class _Reads(torch.autograd.Function):
             dot_GN = torch.stack([unknown_N if grad is None else grad.reshape(-1) for grad in grads[len(w) :]])
         elif static.phase == kernels.SECOND.value:
             h_BTD = h_BTD.contiguous()
-            h, d_before_BTD, d_before_BT = h_BTD, torch.empty_like(h_BTD), torch.empty_like(before_lse_BT)
+            h, d_before_BT = h_BTD, torch.empty_like(before_lse_BT)
+            d_before_BTD = torch.empty_like(h_BTD, dtype=torch.float32)
         before_lse = lse_GN if before_lse_BT is None else before_lse_BT.contiguous()
         made = [d_w_PGnK, dot_GN, d_before_BTD, d_before_BT]
         kept = [logit_GnN, inverse_rms_nN, lse_GN, launch.w, h, before_lse]
@@ -118,12 +122,13 @@ class _Launch:
         self.tokens = sources[0].numel() // width
         self.run = min(TOKENS_PER_PROGRAM, triton.cdiv(self.tokens, ENOUGH_PROGRAMS))
         self.grid = (triton.cdiv(self.tokens, self.run),)
+        element = _ELEMENTS[sources[0].dtype]
         wide, many = triton.next_power_of_2(width), triton.next_power_of_2(queries)
         self.options = {
             "G": queries, "D": width, "K": key_width, "ONE_W": rows == 1, "PHASE": static.phase,
             # Several vectors are loaded beside each source, and their gradients: too much to load in advance.
             "QUERIES": many, "WIDTH": wide, "STAGES": LOADED_AHEAD if rows == 1 else 1,
-            "element": _ELEMENTS[sources[0].dtype],
+            "element": element, "read_element": tl.float32 if static.phase == kernels.FIRST.value else element,
             "num_warps": min(16, max(1, many * wide // (32 * THREAD_ELEMENTS))),
         }  # fmt: skip
 

@@ -102,9 +102,8 @@ class DepthTrainer(Trainer):
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         self.step_began = time.perf_counter()
         super().train_step(data_iterator)
-        if self._evaluates(self.step) or self.checkpointer._should_save(
-            self.step, self.step == self.config.training.steps
-        ):
+        saves = self.checkpointer._should_save(self.step, self.step == self.config.training.steps)
+        if saves or self._evaluates(self.step) or self._looks_inside(self.step):
             # The device may still be busy with this step; the time it takes is training time.
             utils.device_module.synchronize()
         self.train_seconds += time.perf_counter() - self.step_began
@@ -113,13 +112,16 @@ class DepthTrainer(Trainer):
             # Before the checkpoint of this step is written: a run resumed from it has the number already.
             result = self.heldout.evaluate(self.model_parts[0], self.train_context, self.device)
             self.metrics_processor.log_heldout(self.step, result.metrics())
-        if self.heldout is not None and self.config.depth_every and self.step % self.config.depth_every == 0:
+        if self.heldout is not None and self._looks_inside(self.step):
             numbers = look_inside(self.model_parts[0], self.heldout, self.train_context, self.device)
             self.metrics_processor.log_depth(self.step, numbers)
 
     def _evaluates(self, step: int) -> bool:
         every = self.config.heldout_every
         return every > 0 and (step % every == 0 or step == self.config.training.steps)
+
+    def _looks_inside(self, step: int) -> bool:
+        return self.config.depth_every > 0 and step % self.config.depth_every == 0
 
     def should_continue_training(self) -> bool:
         if not super().should_continue_training():
