@@ -26,7 +26,7 @@ def start_run(resolved: ResolvedRun, rank: int) -> RunLock | None:
     damaged.
     """
     lock = None
-    resolved.variant.check_machine()
+    resolved.variant.check_machine(resolved.run.training.precision)
     folder = RunFolder(resolved.run.folder)
     fresh = not folder.exists
     if rank == 0:

@@ -216,8 +216,15 @@ def test_a_backend_of_gpus_is_refused_where_a_run_starts_without_one() -> None:
     planned = NAMED["control_block"].with_options({"backend": "triton"}, lambda key: key)
     planned.check(shape())  # planning a run for another machine is allowed
     with pytest.raises(UserError, match="'triton' needs a CUDA GPU, and none is visible; 'auto'"):
-        planned.check_machine()
-    NAMED["control_block"].check_machine()
+        planned.check_machine("auto")
+    NAMED["control_block"].check_machine("auto")
+
+
+def test_a_backend_of_half_precision_is_refused_for_a_run_in_fp32() -> None:
+    half = NAMED["attnres_block"].with_options({"backend": "fast-attnres"}, lambda key: key)
+    half.check_precision("bf16")
+    with pytest.raises(UserError, match="'fast-attnres' has no reads in fp32.*auto, torch, triton, flash-linear-att"):
+        half.check_precision("fp32")
 
 
 def test_the_backend_is_no_part_of_a_run_s_identity(dataset, tmp_path) -> None:

@@ -22,7 +22,7 @@ CASES = [
     ("m_gate_kv", "none", 2),
     ("moda", "full", 1),
 ]
-"""Every variant once, every mode, and FSDP; the benchmark has the whole grid."""
+"""Every family once, every mode, and FSDP; the benchmark has the whole grid."""
 
 
 @pytest.mark.slow

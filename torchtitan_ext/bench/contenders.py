@@ -82,7 +82,7 @@ def contenders(request: Request, scratch: Path) -> list[Contender]:
     runs = [baseline, *runs]
     models = [Contender(label, resolve(run, request.ranks)) for label, run in zip(_labels(runs), runs, strict=True)]
     for model in models:
-        model.resolved.variant.check_machine()
+        model.resolved.variant.check_machine(model.resolved.run.training.precision)
     return models
 
 

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.errors import nearest as hint_for
 from torchtitan_ext.ops.backends import AUTO, BACKENDS, Ask, unavailable
@@ -165,9 +167,20 @@ class DepthReadOptions(Variant):
                     f"choose from: {', '.join([AUTO, *able])}"
                 )
 
-    def check_machine(self) -> None:
+    def check_machine(self, precision: str) -> None:
         if reason := unavailable(self.backend):
             raise UserError(f"depth.backend = {self.backend!r} {reason}; 'auto' takes the fastest backend there is")
+        self.check_precision(precision)
+
+    def check_precision(self, precision: str) -> None:
+        """Raise ``UserError`` where the backend named does not do a GPU's reads in ``precision``."""
+        dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+        if self.backend != AUTO and dtype not in BACKENDS[self.backend].dtypes:
+            able = [name for name, backend in BACKENDS.items() if dtype in backend.dtypes]
+            raise UserError(
+                f"depth.backend = {self.backend!r} has no reads in fp32, which training.precision asks for; "
+                f"choose from: {', '.join([AUTO, *able])}, or train in bf16"
+            )
 
     def _asks(self, shape: Shape) -> dict[Ask, str]:
         """What the reads ask of a backend, and the option that makes them do so."""

@@ -28,8 +28,9 @@ class Variant:
     def check(self, shape: Shape) -> None:
         """Raise ``UserError`` when an option does not fit the model or another option."""
 
-    def check_machine(self) -> None:
-        """Raise ``UserError`` when an option asks for something that this machine does not have."""
+    def check_machine(self, precision: str) -> None:
+        """Raise ``UserError`` when an option asks for something that this machine does not have, or does not do in
+        ``precision``, a run's ``training.precision``."""
 
     def link(self, shape: Shape, layer: int) -> Link.Config:
         """The connection of layer number ``layer`` (from 0) to the depth state."""

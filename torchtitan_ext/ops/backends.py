@@ -4,6 +4,9 @@
 ``find`` of ``torchtitan_ext.ops.depth_read``; a backend's name says what does them on a CUDA GPU. All backends compute
 the same function and differ in rounding.
 
+Reads of one block share their finished blocks and are made in two phases, which PyTorch and the Triton kernel do; the
+other backends, which do not, are asked for such reads by name alone, and then read by read.
+
 ``auto`` measures, once for every kind of read in a process, those backends that are installed and able to do it, and
 keeps the fastest. Each rank of a run measures for itself: ranks may then round differently, but each one's gradients
 are of its own tokens anyway, and after their sum all parameters are the same. What it does cost is that two starts of

@@ -113,10 +113,11 @@ def remedies(
         with rehearsing(run) as rehearsal:
             return MemoryOf(rehearsal).at(1).peak
 
-    for mode in ("selective", "full"):
+    modes = ("none", "selective", "full")
+    for mode in modes[modes.index(resolved.run.training.activation_checkpoint) + 1 :]:
         training = resolved.run.training.model_copy(update={"activation_checkpoint": mode})
         lighter = replace(resolved, run=resolved.run.model_copy(update={"training": training}))
-        if resolved.run.training.activation_checkpoint in ("none", "selective") and smallest(lighter) <= usable:
+        if smallest(lighter) <= usable:
             found.append(f"--training.activation_checkpoint {mode} --training.micro_batch 1")
             break
     for factor in (2, 4, 8, 16):
