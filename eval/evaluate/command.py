@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     description = describe(folder)
     step, _ = find_checkpoint(folder, args.step)
     data, own_data = data_of(description, args.data)
-    heldout = bool(args.data or args.baseline or not (args.prompt or args.tasks))
+    baseline = baseline_of(description, step, args.baseline, args.baseline_step)
     job = Job(
         checkpoint=Checkpoint(folder.path, step),
-        data=data,
+        data=data.path,
         own_data=own_data,
-        heldout=heldout,
-        baseline=baseline_of(description, step, args.baseline, args.baseline_step),
+        heldout=bool(args.data or args.baseline or not (args.prompt or args.tasks)),
+        baseline=baseline,
         precision=args.precision,
         prompts=tuple(args.prompt),
         max_tokens=args.max_tokens,
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         task_folder=args.task_folder,
         task_limit=args.limit,
         top=args.top,
-        out=Path(args.out) if args.out else result_file(args, folder.path, step, heldout),
+        out=Path(args.out) if args.out else result_file(args, folder.path, step, data, baseline),
     )
     _check_writable(job.out)
     return share_out(default_processes() if args.nproc is None else args.nproc, evaluate, job)
@@ -89,6 +89,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--baseline-step says which checkpoint of the baseline; give --baseline RUN2 as well")
     if args.out is not None and Path(args.out).is_dir():
         raise UserError(f"--out {args.out} is a folder; give the JSON file's own name")
+    if args.out is not None and Path(args.out).suffix.lower() == ".png":
+        raise UserError(f"--out {args.out} is for the results, and the picture goes beside them; give a name in .json")
     if args.task_folder is not None and not Path(args.task_folder).is_dir():
         raise UserError(f"--task-folder {args.task_folder} is not a folder; give the one with the task files (YAML)")
     for prompt in args.prompt:

@@ -1,13 +1,14 @@
-"""Downstream tasks through EleutherAI's lm-evaluation-harness.
+"""A restored model as EleutherAI's lm-evaluation-harness wants one.
 
 Shape suffixes: B = rows, T = tokens, V = vocabulary.
 
-Everything about a task (its data, its prompts, what counts as right) is the harness's; this tells it log-likelihoods
-and writes text for it. A context that is too long for the window loses its beginning, as the harness does it.
+This tells the harness log-likelihoods and writes text for it. A context that is too long for the window loses its
+beginning, as the harness does it; a continuation never does: one that is longer than the window is scored a window at
+a time.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
@@ -24,7 +23,7 @@ from data_prep.windows import document_positions
 from eval.evaluate.processes import Processes
 from eval.evaluate.sample import Sampling, generate
 from eval.evaluate.score import BATCH_TOKENS
-from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.errors import UserError
 from torchtitan_ext.titan.restore import Restored
 
 MAX_TOKENS = 256
@@ -37,9 +36,10 @@ Scored = tuple[float, bool]
 
 
 class HarnessModel(TemplateLM):
-    """A restored model as the harness wants one.
+    """A language model that shares the work out.
 
-    Every process is given all questions, forwards its share of the batches, and gets all answers.
+    Every process is given all questions, forwards its share of the batches, and gets all answers. Each of its methods
+    raises ``UserError`` when the processes were given different questions, whose answers cannot be put together.
     """
 
     def __init__(self, restored: Restored, tokenizer: Tokenizer, eot_id: int, processes: Processes) -> None:
@@ -63,24 +63,43 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of whole texts, each token once, in windows one behind the other."""
-        pieces: list[tuple[list[int], list[int]]] = []
-        counts = []
-        for request in requests:
-            tokens = self.tok_encode(request.args[0])
-            windows = get_rolling_token_windows(tokens, self.eot_id, self.window, 1)
-            own = [make_disjoint_window(window) for window in windows]
-            pieces += own
-            counts.append(len(own))
-        scores = iter(self._score(pieces))
-        return [sum(next(scores)[0] for _ in range(count)) for count in counts]
+        texts = [request.args[0] for request in requests]
+        self._check_same(texts)
+        return [nats for nats, _ in self._score_whole([([self.eot_id], self.tok_encode(text)) for text in texts])]
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **unused: Any
     ) -> list[Scored]:
-        return self._score([(context, continuation) for _, context, continuation in requests])
+        self._check_same(texts for texts, _, _ in requests)
+        # A context of spaces alone has no token: the harness moves spaces at its end into the continuation.
+        return self._score_whole([(context or [self.eot_id], continuation) for _, context, continuation in requests])
+
+    def _score_whole(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
+        """Score continuations of any length behind contexts of at least one token, each token of them once."""
+        pieces = [self._pieces(context, continuation) for context, continuation in pairs]
+        scores = iter(self._score([piece for own in pieces for piece in own]))
+        whole = [[next(scores) for _ in own] for own in pieces]
+        return [(sum((nats for nats, _ in own), 0.0), all(greedy for _, greedy in own)) for own in whole]
+
+    def _pieces(self, context: list[int], continuation: list[int]) -> list[tuple[list[int], list[int]]]:
+        """The continuation in pieces that fit the window, one behind the other, as rolling cuts a text."""
+        if 0 < len(continuation) <= self.window:
+            return [(context, continuation)]
+        windows = get_rolling_token_windows(continuation, context[-1], self.window, 1)
+        return [make_disjoint_window(window) for window in windows]
+
+    def _check_same(self, questions: Iterable[Any]) -> None:
+        digest = hashlib.sha256()
+        for question in questions:
+            digest.update(repr(question).encode())
+        if len(set(self.processes.gather(digest.hexdigest()))) > 1:
+            raise UserError(
+                "a task asks each process something else, for it draws at random without a seed; use one process "
+                "(--nproc 1)"
+            )
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
-        """Score continuations of at least one token behind contexts of at least one."""
+        """Score continuations of 1 to ``window`` tokens behind contexts of at least one."""
         scores_N2 = np.zeros((len(pairs), 2))
         batches = self._batches([len(context) + len(continuation) for context, continuation in pairs])
         with self.processes.progress("log-likelihoods", len(pairs)) as progress:
@@ -117,11 +136,12 @@ class HarnessModel(TemplateLM):
         scores = []
         for row, (_, continuation) in enumerate(pairs):
             stop = len(rows[row]) - 1
-            scored = slice(max(0, stop - len(continuation)), stop)
+            scored = slice(stop - len(continuation), stop)
             scores.append((-nats_BT[row, scored].sum().item(), bool(first_BT[row, scored].all())))
         return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        self._check_same(request.args for request in requests)
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(index)
@@ -165,45 +185,6 @@ class HarnessModel(TemplateLM):
             return any(ending in text for ending in endings)
 
         return stop
-
-
-def run_tasks(
-    model: HarnessModel, tasks: Sequence[str], *, folder: str | None, limit: int | None
-) -> dict[str, dict[str, Any]]:
-    """The marks of ``model`` in ``tasks``, by task and metric. Collective.
-
-    ``folder`` holds further task files (YAML); ``limit``: how many questions of each task.
-
-    Raises:
-        UserError: the harness knows no such task, or cannot get its data.
-    """
-    logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    manager = _manager(tasks, folder)
-    try:
-        loaded = manager.load(list(tasks))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the data of {', '.join(tasks)}: {str(error).splitlines()[0]}") from error
-    results = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=1000)
-    return {
-        name: {key.removesuffix(",none"): value for key, value in marks.items() if key != "alias"}
-        for name, marks in results["results"].items()
-    }
-
-
-def _manager(tasks: Sequence[str], folder: str | None) -> TaskManager:
-    """One that knows all of ``tasks``. To know the harness's own takes seconds, so those in ``folder`` come first."""
-    if folder is not None:
-        manager = TaskManager(include_path=folder, include_defaults=False)
-        if all(manager.match_tasks([name]) for name in tasks):
-            return manager
-    manager = TaskManager(include_path=folder)
-    for name in tasks:
-        if not manager.match_tasks([name]):
-            raise UserError(
-                f"--tasks {name}: neither lm-evaluation-harness nor --task-folder has such a task; "
-                f"{nearest(name, [known for known in manager.all_tasks if known[0] == name[0]] or ['hellaswag'])}"
-            )
-    return manager
 
 
 def _before(text: str, endings: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """What ``depth eval`` does once everything asked for is known to be there."""
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class Job:
 def evaluate(processes: Processes, job: Job) -> None:
     """Do ``job``; the first process shows and writes the results."""
     dataset = TokenDataset.open(job.data)
+    # Before the work, so that a damaged file costs none of it.
+    logged = _logged(job.checkpoint) if processes.first and job.heldout and job.own_data else None
     restored = load(job.checkpoint, job.precision, processes)
     description = restored.description
     facts = description.facts
@@ -73,11 +76,7 @@ def evaluate(processes: Processes, job: Job) -> None:
     if job.prompts and processes.first:
         results["samples"] = _samples(job, restored, dataset)
     if job.tasks:
-        # An extra of the package, imported only where it is asked for.
-        from eval.evaluate.harness import HarnessModel, run_tasks
-
-        model = HarnessModel(restored, dataset.tokenizer(), dataset.eot_id, processes)
-        results["tasks"] = run_tasks(model, job.tasks, folder=job.task_folder, limit=job.task_limit)
+        results["tasks"] = _marks(job, restored, dataset, processes)
     if job.heldout:
         text = HeldOutTokens.read(dataset)
         losses = _score(restored, text, processes)
@@ -93,7 +92,7 @@ def evaluate(processes: Processes, job: Job) -> None:
                 "variant": other.description.facts["variant"],
             }
         if processes.first:
-            results |= _heldout(job, description, losses, baseline, _decoder(dataset))
+            results |= _heldout(job, description, losses, baseline, logged, _decoder(dataset))
     if processes.first:
         write(results, job.out)
         show(results, job.out)
@@ -123,7 +122,12 @@ def _score(restored: Restored, text: HeldOutTokens, processes: Processes) -> Tok
 
 
 def _heldout(
-    job: Job, description: Description, losses: TokenLosses, baseline: TokenLosses | None, decode: Decode
+    job: Job,
+    description: Description,
+    losses: TokenLosses,
+    baseline: TokenLosses | None,
+    logged: float | None,
+    decode: Decode,
 ) -> dict[str, Any]:
     text, seq_len, run = losses.text, description.seq_len, description.run
     context_N = text.context_N(seq_len, run.data.document_mask)
@@ -142,7 +146,6 @@ def _heldout(
         "by_context": [asdict(row) for row in by_position(context_N, losses, baseline)],
         "by_document_position": [asdict(row) for row in by_position(text.document_position_N, losses, baseline)],
     }
-    logged = _logged(job.checkpoint) if job.own_data else None
     if logged is not None:
         again = losses.over_training_windows(seq_len, run.heldout.tokens)
         results["logged"] = {"loss": logged, "same_windows": again, "tokens": run.heldout.tokens}
@@ -156,9 +159,25 @@ def _heldout(
 
 
 def _logged(checkpoint: Checkpoint) -> float | None:
-    """The held-out loss that training logged at this step, if it did."""
-    found = [record for record in RunFolder(checkpoint.folder).metrics() if record["step"] == checkpoint.step]
-    return next((record["heldout/loss"] for record in found if "heldout/loss" in record), None)
+    """The held-out loss that training logged at this step, if it did and the file can be read that far."""
+    folder = RunFolder(checkpoint.folder)
+    try:
+        for record in folder.metrics():
+            if record["step"] == checkpoint.step and "heldout/loss" in record:
+                return record["heldout/loss"]
+    except (UserError, ValueError, LookupError, TypeError) as error:
+        why = error if isinstance(error, UserError) else f"{folder.metrics_path} is damaged ({error})"
+        print(f"warning: the loss that training logged is left out: {why}", file=sys.stderr)
+    return None
+
+
+def _marks(job: Job, restored: Restored, dataset: TokenDataset, processes: Processes) -> dict[str, dict[str, Any]]:
+    # An extra of the package, imported only where it is asked for.
+    from eval.evaluate.harness import HarnessModel
+    from eval.evaluate.tasks import run_tasks
+
+    model = HarnessModel(restored, dataset.tokenizer(), dataset.eot_id, processes)
+    return run_tasks(model, job.tasks, folder=job.task_folder, limit=job.task_limit)
 
 
 def _samples(job: Job, restored: Restored, dataset: TokenDataset) -> list[dict[str, Any]]:

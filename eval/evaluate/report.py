@@ -39,7 +39,8 @@ def _show_tasks(tasks: dict[str, dict[str, Any]]) -> None:
     for name, marks in tasks.items():
         for metric, value in marks.items():
             if isinstance(value, float) and "_stderr" not in metric:
-                error = marks.get(f"{metric}_stderr")
+                measure, comma, answers = metric.partition(",")  # of which of the task's ways to find an answer
+                error = marks.get(f"{measure}_stderr{comma}{answers}")
                 spread = f"{error:10.4f}" if isinstance(error, float) else f"{'':>10}"
                 print(f"{name[:34]:<34} {metric[:22]:<22} {value:>10.4f} {spread}")
 

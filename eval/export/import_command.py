@@ -41,10 +41,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{folder.path} holds a run that has begun; choose another name or folder in the run file")
     check_free(folder.path, resolved.parameters * 4, "the run file's folder")
     check_config(config, resolved.shape, resolved.dataset.vocab_size, model / CONFIG)
-    check_tokenizer(model, resolved.dataset.path, resolved.dataset.tokenizer())
+    checked = check_tokenizer(model, resolved.dataset.path, resolved.dataset.tokenizer())
     resolved.dataset.verify_checksums()
     write_step_zero(resolved, files, config["vocab_size"])
     print(f"{folder.path}: step 0 holds the weights of {model}")
+    if not checked:
+        print(
+            f"not checked: {model} has no tokenizer.json; whether {resolved.dataset.path} was prepared with the "
+            "model's tokeniser is for you to know"
+        )
     again = " ".join([args.run_file, *args.overrides])
     print(f"train on with: depth train {again}")
     return 0

@@ -60,12 +60,12 @@ def read_weights(files: list[Path]) -> Weights:
     return weights
 
 
-def check_tokenizer(folder: Path, data: Path, ours: Tokenizer) -> None:
+def check_tokenizer(folder: Path, data: Path, ours: Tokenizer) -> bool:
     """Raise ``UserError``, naming a token, when the tokeniser in ``folder`` numbers tokens otherwise than ``ours`` of
-    the data set in ``data``."""
+    the data set in ``data``. False when the folder has no ``tokenizer.json`` to check."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        return
+        return False
     try:
         theirs = Tokenizer.from_file(str(path))
     except Exception as error:  # The library raises no narrower class.
@@ -77,6 +77,7 @@ def check_tokenizer(folder: Path, data: Path, ours: Tokenizer) -> None:
                 f"{path}: token {token!r} has the id {other.get(token)}, and in the data set {data} {mine.get(token)}; "
                 f"prepare the data again: depth prep … --tokenizer {path}"
             )
+    return True
 
 
 def _read_json(path: Path) -> dict[str, Any]:

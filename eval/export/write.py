@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 HEAD = "lm_head.weight"
 
 
-def write_export(folder: RunFolder, step: int, out: Path, dtype: str, tokenizer: RunTokenizer) -> Path:
+def write_export(folder: RunFolder, step: int, out: Path, dtype: str, tokenizer: RunTokenizer) -> None:
     """Write the model of ``step`` with weights of ``dtype`` (a name in torch) to ``out``, which is not there yet.
 
     Raises:
@@ -50,7 +50,6 @@ def write_export(folder: RunFolder, step: int, out: Path, dtype: str, tokenizer:
         write_file(temporary / "tokenizer.json", tokenizer.json)
         if not standard:
             write_file(temporary / MODELING.name, MODELING.read_bytes())
-    return out
 
 
 def _named_as_here(restored: Restored) -> Weights:

@@ -1,6 +1,9 @@
 """Run folders with a checkpoint, made without training: a debug model whose weights are moved off their start."""
 
 import argparse
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +82,26 @@ def make_run(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRun
 @pytest.fixture(scope="session")
 def standard(make_run: MakeRun) -> RunFolder:
     return make_run("standard", steps=(10, 20))
+
+
+@pytest.fixture(scope="session")
+def small_data(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other text with the same tokeniser, of which a third is held out."""
+    base = tmp_path_factory.mktemp("small")
+    texts = [f"Document {number}: the class has {number} methods, and each returns None.\n" for number in range(60)]
+    (base / "text.jsonl").write_text("".join(json.dumps({"text": text * 3}) + "\n" for text in texts))
+    command = [
+        sys.executable,
+        "-m",
+        "torchtitan_ext.cli",
+        "prep",
+        str(base / "text.jsonl"),
+        "--out",
+        str(base / "data"),
+    ]
+    command += ["--tokenizer", str(dataset / "tokenizer.json"), "--heldout-fraction", "0.3"]
+    subprocess.run(command, check=True)
+    return base / "data"
 
 
 @pytest.fixture

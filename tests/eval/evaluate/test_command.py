@@ -5,37 +5,21 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from eval.evaluate import job
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.titan.restore import Restored
 
 MakeRun = Callable[..., RunFolder]
 DepthEval = Callable[..., int]
-
-
-@pytest.fixture(scope="session")
-def small_data(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Other text with the same tokeniser, of which a third is held out."""
-    base = tmp_path_factory.mktemp("small")
-    texts = [f"Document {number}: the class has {number} methods, and each returns None.\n" for number in range(60)]
-    (base / "text.jsonl").write_text("".join(json.dumps({"text": text * 3}) + "\n" for text in texts))
-    command = [
-        sys.executable,
-        "-m",
-        "torchtitan_ext.cli",
-        "prep",
-        str(base / "text.jsonl"),
-        "--out",
-        str(base / "data"),
-    ]
-    command += ["--tokenizer", str(dataset / "tokenizer.json"), "--heldout-fraction", "0.3"]
-    subprocess.run(command, check=True)
-    return base / "data"
 
 
 def test_against_a_baseline_on_other_data(
@@ -43,7 +27,7 @@ def test_against_a_baseline_on_other_data(
 ) -> None:
     gated = make_run("gated", "--model.variant", "m_gate_kv")
     assert depth_eval(gated.path, "--data", small_data, "--baseline", standard.path, "--top", 3, "--nproc", 1) == 0
-    out = gated.path / "eval" / "step-10-on-data-against-standard.json"
+    (out,) = (gated.path / "eval").glob("step-10-on-data-against-standard-*.json")
     results, shown = json.loads(out.read_text()), capsys.readouterr().out
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert results["heldout"]["tokens"] == sum(row["tokens"] for row in results["by_context"])
@@ -57,7 +41,8 @@ def test_against_a_baseline_on_other_data(
     assert [line for line in shown.splitlines() if len(line) > 80 and not any(path in line for path in paths)] == []
 
     assert depth_eval(standard.path, "--step", 10, "--data", small_data, "--nproc", 1) == 0
-    alone = json.loads((standard.path / "eval" / "step-10-on-data.json").read_text())
+    (alone,) = (standard.path / "eval").glob("step-10-on-data-????????.json")
+    alone = json.loads(alone.read_text())
     assert alone["heldout"]["loss"] == results["baseline_heldout"]["loss"]
 
 
@@ -85,6 +70,7 @@ def test_writing(
         (["--nproc", 0], "--nproc is 0; it must be 1 or more"),
         (["--baseline-step", 3], "give --baseline RUN2 as well"),
         (["--out", "."], "is a folder"),
+        (["--out", "results.png"], "--out results.png is for the results, and the picture goes beside them"),
         (["--data", "nowhere"], "nowhere does not exist"),
         (["--baseline", "nowhere"], "nowhere is not a run folder"),
     ],
@@ -118,9 +104,74 @@ def test_another_tokeniser_is_refused(
     own = yaml.safe_load((folder.path / "run.yaml").read_text())
     own["data"]["path"] = "gone"
     (folder.path / "run.yaml").write_text(yaml.safe_dump(own))
-    for arguments in ([], ["--data", small_data]):
-        with pytest.raises(UserError, match="the run's own data set is needed for its tokeniser: gone does not exist"):
+    for arguments, advice in (
+        ([], "or give it with --data"),
+        (["--data", small_data], f"put it there again, so that {small_data} can be checked against it"),
+    ):
+        with pytest.raises(UserError) as caught:
             depth_eval(folder.path, *arguments)
+        message = str(caught.value)
+        assert message.startswith("the run's own data set is needed for its tokeniser: gone does not exist")
+        assert message.endswith(advice)
+
+
+def test_a_damaged_log_costs_no_result(
+    make_run: MakeRun, small_data: Path, depth_eval: DepthEval, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands before the damage is read; otherwise training's loss is left out, with a warning."""
+    folder = make_run("logged", "--data.path", str(small_data))
+    out = folder.path / "eval" / "step-10.json"
+    record = json.dumps({"step": 10, "heldout/loss": 5.5})
+    for content, warning in (
+        (f"{record}\n{{broken\n", None),
+        (f"{{broken\n{record}\n", f"{folder.metrics_path}:1: not a JSON object"),
+        (f"7\n{record}\n", f"{folder.metrics_path} is damaged"),
+    ):
+        folder.metrics_path.write_text(content)
+        assert depth_eval(folder.path, "--nproc", 1) == 0
+        results, errors = json.loads(out.read_text()), capsys.readouterr().err.splitlines()
+        out.unlink()
+        warnings = [line for line in errors if line.startswith("warning: ")]
+        assert results["heldout"]["loss"] > 0
+        if warning is None:
+            assert warnings == []
+            assert results["logged"]["loss"] == 5.5
+        else:
+            assert "logged" not in results
+            (shown,) = warnings
+            assert warning in shown
+
+
+def test_the_model_makes_room_for_the_baseline(
+    standard: RunFolder, small_data: Path, depth_eval: DepthEval, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """When the baseline is loaded, the weights of the run are no longer held, whatever was asked before."""
+    pytest.importorskip("lm_eval", reason="needs the extra `eval`: pip install 'torchtitan-ext[eval]'")
+    loaded: list[weakref.ref] = []
+    real_load = job.load
+
+    def load(*arguments: Any) -> Restored:
+        assert all(weights() is None for weights in loaded)
+        restored = real_load(*arguments)
+        loaded.extend(weakref.ref(parameter) for parameter in restored.model.parameters())
+        return restored
+
+    task = {
+        "task": "own",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "one.jsonl")}, "cache_dir": str(tmp_path / "cache")},
+        "output_type": "loglikelihood",
+        "test_split": "test",
+        "doc_to_text": "import",
+        "doc_to_target": "{{word}}",
+        "metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "one.jsonl").write_text('{"word": "os"}\n')
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(task))
+    arguments = ["--baseline", standard.path, "--baseline-step", 10, "--data", small_data, "--out", tmp_path / "o.json"]
+    monkeypatch.setattr(job, "load", load)
+    depth_eval(standard.path, *arguments, "--tasks", "own", "--task-folder", tmp_path, "--prompt", "", "--nproc", 1)
+    assert len(loaded) > 50
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import yaml
 
 from data_prep.dataset import TokenDataset
 from eval.evaluate.processes import Processes
+from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.titan.restore import restore
 
@@ -18,7 +21,8 @@ pytest.importorskip("lm_eval", reason="needs the extra `eval`: pip install 'torc
 
 from lm_eval.api.instance import Instance
 
-from eval.evaluate.harness import HarnessModel, run_tasks
+from eval.evaluate.harness import HarnessModel
+from eval.evaluate.tasks import run_tasks
 
 MakeRun = Callable[..., RunFolder]
 QUESTIONS = [
@@ -116,6 +120,58 @@ def test_log_likelihoods_equal_a_direct_computation(model: HarnessModel) -> None
         expected = direct.score(context, whole[len(context) :])
         assert score == pytest.approx(expected[0], rel=1e-5), pair
         assert greedy == expected[1], pair
+
+
+def test_a_continuation_longer_than_the_window_is_scored_whole(model: HarnessModel) -> None:
+    """A window of 64 tokens at a time, the first behind the context's last token; the last keeps its context. Lengths
+    around one and two windows, and one that the model would choose itself but for its last token."""
+    direct, encode = Direct(model), model.tok_encode
+    context = encode("for x in y")
+    for length in (63, 64, 65, 128, 129, 150):
+        whole = context + encode("for x in y: " * 30)[:length]
+        at, expected, greedy = len(context), 0.0, True
+        while at < len(whole):
+            end = min(at + 64, len(whole))
+            # Of one window or less, the whole context stands before it, as far as it fits.
+            before = whole[:at] if length <= 64 else whole[at - 1 if at == len(context) else max(0, end - 65) : at]
+            score, first = direct.score(before, whole[at:end])
+            at, expected, greedy = end, expected + score, greedy and first
+        question = (("for x in y", str(length)), context, whole[len(context) :])
+        ((got, chosen),) = model._loglikelihood_tokens([question])
+        assert got == pytest.approx(expected, rel=1e-5), length
+        assert chosen == greedy
+    by_text = model.loglikelihood([instance("loglikelihood", "for x in y", ": for x in y" * 30)])[0][0]
+    assert by_text < got, "as a task asks it"
+
+
+def test_a_context_of_spaces_leaves_no_token_out(model: HarnessModel) -> None:
+    """The harness moves spaces from the end of a context into the continuation, which leaves no context at all."""
+    got = model.loglikelihood([instance("loglikelihood", "  ", "the end")])
+    expected = Direct(model).score([model.eot_id], model.tok_encode("  the end"))
+    assert got[0] == (pytest.approx(expected[0], rel=1e-5), expected[1])
+
+
+class Beside(Processes):
+    """One of two processes, of which the other was given other questions."""
+
+    def gather(self, thing: Any) -> list[Any]:
+        return [thing, f"not {thing}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("loglikelihood", ("import", " os")),
+        ("loglikelihood_rolling", ("import os",)),
+        ("generate_until", ("import", {"max_gen_toks": 3})),
+    ],
+)
+def test_answers_to_different_questions_are_not_added_up(
+    model: HarnessModel, kind: str, arguments: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "processes", Beside(0, 2))
+    with pytest.raises(UserError, match=re.escape("asks each process something else")):
+        getattr(model, kind)([instance(kind, *arguments)])
 
 
 def test_rolling_log_likelihoods_take_each_token_once(model: HarnessModel) -> None:

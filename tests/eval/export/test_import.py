@@ -78,6 +78,25 @@ def test_an_exported_model_comes_back_to_the_bit(
         assert torch.equal(old, new), name
 
 
+def test_a_tokeniser_that_cannot_be_checked_is_said(
+    standard: RunFolder,
+    run_file: Path,
+    depth_export: Command,
+    depth_import: Command,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "out"
+    depth_export(standard.path, "--out", model)
+    said = f"not checked: {model} has no tokenizer.json"
+    depth_import(model, run_file, "--folder", tmp_path / "checked")
+    assert said not in capsys.readouterr().out
+    (model / "tokenizer.json").unlink()
+    depth_import(model, run_file, "--folder", tmp_path / "unchecked")
+    assert [line for line in capsys.readouterr().out.splitlines() if said in line]
+    assert RunFolder(tmp_path / "unchecked").exists
+
+
 def test_what_a_variant_adds_begins_as_in_any_run(
     llama: torch.nn.Module, run_file: Path, depth_import: Command, tmp_path: Path
 ) -> None:
