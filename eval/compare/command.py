@@ -17,6 +17,7 @@ example: depth compare old-seed0=a/outputs new-seed0=b/outputs --baseline old
 """
 
 import argparse
+import os
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -26,6 +27,9 @@ from torchtitan_ext.errors import UserError
 
 if TYPE_CHECKING:
     from eval.compare.page import Page
+
+
+FILES = ("report.html", "report.md", "results.json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     from eval.compare.sources import gather
     from eval.tensorboard_curves import check_folder, write_curves
 
-    if args.out.exists() and not args.out.is_dir():
-        raise UserError(f"{args.out} is a file; choose another folder with --out")
+    _check_out(args.out)
     if args.tensorboard:
         check_folder(args.tensorboard)
+        _check_writable(args.tensorboard.resolve().parent, f"--tensorboard {args.tensorboard}")
         if args.out.resolve().is_relative_to(args.tensorboard.resolve()):
             raise UserError(
                 f"--out {args.out} lies in --tensorboard {args.tensorboard}; give the two folders of their own"
@@ -74,13 +78,37 @@ def run(args: argparse.Namespace) -> int:
         for out in results.left_out:
             print(f"left out  {out['name']}: {out['why']}", file=sys.stderr)
         raise UserError("nothing to compare: that takes two finished runs that differ in more than their seed")
-    write_report(args.out, report(results), results.to_json())
+    try:
+        write_report(args.out, report(results), results.to_json())
+    except OSError as error:
+        raise UserError(f"--out {args.out}: cannot be written ({error.strerror}); choose another folder") from error
     print(main_table(results))
     print(f"\nwrote {args.out / 'report.html'}, report.md and results.json")
     if args.tensorboard:
         count = write_curves(results, args.tensorboard)
         print(f"wrote {plural(count, 'TensorBoard run')}; see them with: tensorboard --logdir {args.tensorboard}")
     return 0
+
+
+def _check_out(folder: Path) -> None:
+    """Before the work, and without making anything, so that there is no folder where there is nothing to compare."""
+    from eval.compare.page_markdown import FOLDER
+
+    option = f"--out {folder}"
+    _check_writable(folder, option)
+    _check_writable(folder / FOLDER, option)
+    for name in FILES:
+        if (folder / name).is_dir():
+            raise UserError(f"{option}: {folder / name} is a folder; choose another one")
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    """Raise ``UserError`` where ``folder`` could not be made or written to."""
+    nearest = next(path for path in [folder, *folder.absolute().parents] if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UserError(f"{option}: {nearest} is a file; choose another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{option}: {nearest} cannot be written to; choose another folder")
 
 
 def write_report(folder: Path, page: "Page", results: str) -> None:
@@ -96,6 +124,6 @@ def write_report(folder: Path, page: "Page", results: str) -> None:
         drawn = BytesIO()
         picture.figure.savefig(drawn, format="png", dpi=150, facecolor="white")
         write_file(pictures / f"{picture.file}.png", drawn.getvalue())
-    write_file(folder / "report.html", to_html(page).encode())
-    write_file(folder / "report.md", to_markdown(page).encode())
-    write_file(folder / "results.json", results.encode())
+    contents = (to_html(page), to_markdown(page), results)
+    for name, content in zip(FILES, contents, strict=True):
+        write_file(folder / name, content.encode())

@@ -6,7 +6,9 @@ torchtitan). What a later start logged replaces what earlier ones logged from it
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +54,62 @@ def _began(file: Path) -> tuple[float, str]:
     return (float(seconds) if seconds.isdigit() else 0.0, str(file))
 
 
-def read_events(files: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The scalars of one run as records, one for each step and in order, and notes on what could not be read."""
+@dataclass(frozen=True)
+class Events:
+    """The scalars of one run.
+
+    Attributes:
+        records: one for each step, in order.
+        notes: what could not be read.
+        missing: what of the run that leaves unknown; None where later files say all that was lost.
+    """
+
+    records: list[dict[str, Any]]
+    notes: list[str]
+    missing: str | None
+
+
+def read_events(files: Iterable[Path]) -> Events:
+    """Read the event files of one run, oldest first."""
     records: dict[int, dict[str, Any]] = {}
     notes: list[str] = []
+    starts: list[int] = []  # the steps from which later files replace a damaged one
+    damaged = False
     for file in files:
         scalars, first_step, note = _read_file(file)
-        if note:
-            notes.append(note)
         if first_step is not None:
             records = {step: record for step, record in records.items() if step < first_step}
+            behind = damaged or any(step >= first_step for step in starts)
+            starts = [step for step in starts if step < first_step] + ([first_step] if behind else [])
+        damaged = bool(note) or (damaged and first_step is None)
+        if note:
+            notes.append(note)
         for step, tag, value in scalars:
             records.setdefault(step, {"step": step})[tag] = value
-    return [records[step] for step in sorted(records)], notes
+    logged = [records[step] for step in sorted(records)]
+    gaps = [gap for start in starts if (gap := _gap(logged, start)) is not None]
+    missing = "; ".join(gaps) or None
+    if damaged:
+        missing = f"whether it went on after step {logged[-1]['step'] if logged else 0} cannot be told"
+    return Events(logged, notes, missing)
+
+
+def _gap(records: Sequence[Mapping[str, Any]], start: int) -> str | None:
+    """What is missing before ``start``: steps that are further apart there than elsewhere, or values of a tag."""
+    by_tag: dict[str, list[int]] = {}
+    for record in records:
+        for tag in record:
+            by_tag.setdefault(tag, []).append(record["step"])
+    for tag, steps in by_tag.items():
+        before, after = [step for step in steps if step < start], [step for step in steps if step >= start]
+        usual = max((y - x for part in (before, after) for x, y in pairwise(part)), default=0)
+        last = before[-1] if before else 0
+        if tag == "step":
+            if after and after[0] - last > usual:
+                return f"what was logged between steps {last} and {after[0]} is lost"
+        elif before and after and usual and after[0] - last > usual:
+            return f"{tag} is lost between steps {last} and {after[0]}"
+    return None
 
 
 def _read_file(file: Path) -> tuple[list[tuple[int, str, float]], int | None, str | None]:

@@ -192,7 +192,7 @@ def _family(base: Group | None, members: list[Group], left_out: list[LeftOut]) -
     family = Family(reference.first.size, base, tuple(kept), tuple(other_tokens))
     if family.measure == "heldout":
         family = _only_heldout(family, left_out)
-    return family
+    return replace(family, other_tokens=_with_bits_per_byte(family, base, left_out))
 
 
 def _only_heldout(family: Family, left_out: list[LeftOut]) -> Family:
@@ -206,6 +206,22 @@ def _only_heldout(family: Family, left_out: list[LeftOut]) -> Family:
     base = only(family.baseline) if family.baseline else None
     kept = tuple(group for group in map(only, family.groups) if group.runs)
     return replace(family, baseline=base if base and base.runs else None, groups=kept)
+
+
+def _with_bits_per_byte(family: Family, base: Group | None, left_out: list[LeftOut]) -> tuple[Group, ...]:
+    """The groups in other tokens, as far as they can be compared with ``base``, which ``family`` may have lost."""
+    why = None
+    if base and not (family.baseline and all(len(run.bits_per_byte) for run in family.baseline.runs)):
+        why = f"it has other tokens than {base.label}, which logged no bits per byte to compare it in"
+    kept = []
+    for group in family.other_tokens:
+        runs = () if why else tuple(run for run in group.runs if len(run.bits_per_byte))
+        without = [run for run in group.runs if run not in runs]
+        own = f"it has other tokens than {base.label if base else 'the others'} and logged no bits per byte"
+        left_out += [LeftOut(run.name, why or own, group.label) for run in without]
+        if runs:
+            kept.append(replace(group, runs=runs))
+    return tuple(kept)
 
 
 def _why_not_comparable(base: Group, group: Group) -> str | None:

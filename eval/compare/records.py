@@ -75,9 +75,13 @@ class Records:
         steps, seconds = self.series(("progress/train_seconds",))
         if len(steps):
             return steps, seconds
-        # Stock torchtitan logs the mean time of a step since the line before.
+        # Stock torchtitan logs the time since the line before, divided by its log_freq. It logs at step 1 too, so that
+        # the first two intervals are shorter than log_freq and divided by that all the same.
         steps, each = self.series(STEP_SECONDS)
-        return steps, np.cumsum(each * np.diff(steps, prepend=0))
+        counted = np.diff(steps, prepend=0)
+        if len(steps) > 1 and steps[0] == 1:
+            counted[:2] = counted[2:].min(initial=steps[1])
+        return steps, np.cumsum(each * counted)
 
     def typical(self, tags: Iterable[str]) -> float:
         """The median once the run is warm; NaN where nothing was logged."""

@@ -9,7 +9,7 @@ from typing import Any
 from eval.compare.statistics import Estimate
 from eval.scaling.results import ScalingResult
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class GroupResult:
     """One row of the main table.
 
     ``reference``: the baseline's model trained for another length, which is no variant and gets no verdict. ``p_holm``:
-    ``difference.p`` corrected for all comparisons of the report.
+    ``difference.p`` corrected for all comparisons of the report. ``seeds_needed``: pairs that would show a difference
+    as large as an undecided one, with its spread and for as many comparisons, four times out of five; None where over
+    ``MOST_SEEDS`` would be needed, or there is no spread to tell.
     """
 
     label: str
@@ -98,6 +100,7 @@ class GroupResult:
     pairs: list[SeedPair]
     difference: Estimate | None
     p_holm: float | None = None
+    seeds_needed: int | None = None
     verdict: str = ""
     costs: dict[str, Cost] = field(default_factory=dict)
     at_equal: dict[str, AtEqual] = field(default_factory=dict)
@@ -142,6 +145,25 @@ class BitsPerByte:
     difference: Estimate | None
 
 
+@dataclass(frozen=True)
+class TaskRow:
+    """A group's mean score in a downstream task by one metric, over ``runs`` of its runs.
+
+    ``standard_error``: the task's own, of one run's score; None where the task gives none. ``difference``: to the
+    baseline's, by seed.
+    """
+
+    label: str
+    task: str
+    metric: str
+    questions: int | None
+    precision: str
+    runs: int
+    score: float
+    standard_error: float | None
+    difference: Estimate | None
+
+
 @dataclass
 class FamilyResult:
     """One comparison: ``groups[0]`` is the baseline where ``baseline`` is not None. ``measure``: the loss compared."""
@@ -154,13 +176,15 @@ class FamilyResult:
     memory: list[MemoryBudget]
     every_pair: list[EveryPair]
     bits_per_byte: list[BitsPerByte]
+    tasks: list[TaskRow]
     data: Mapping[str, Any] | None
     warnings: list[str]
 
 
 @dataclass
 class Results:
-    """``scaling``: None where no variant has two sizes."""
+    """``comparisons``: rows with a p, for which the p are corrected. ``scaling``: None where no variant has two
+    sizes."""
 
     families: list[FamilyResult]
     left_out: list[dict[str, Any]]

@@ -44,6 +44,24 @@ class DepthNumbers:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A score in a downstream task, by one of its metrics.
+
+    Attributes:
+        questions: how many were asked; None where the task does not say.
+        precision: of the parameters.
+        standard_error: of the score over draws of as many questions, as the task gives it.
+    """
+
+    task: str
+    metric: str
+    questions: int | None
+    precision: str
+    score: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run.
 
@@ -59,6 +77,7 @@ class Run:
         heldout, bits_per_byte, training: curves; any may be empty.
         learning_rate: (steps [n], values [n]).
         costs: by name in ``COSTS``; NaN where unknown.
+        marks: in downstream tasks, of the whole run.
         notes: what a reader must know about how this run was read.
     """
 
@@ -81,6 +100,7 @@ class Run:
     data: Mapping[str, Any] | None = None
     text: Mapping[str, Any] | None = None
     depth: DepthNumbers = DepthNumbers()
+    marks: tuple[Mark, ...] = ()
     per_device: bool = False
     notes: tuple[str, ...] = ()
 

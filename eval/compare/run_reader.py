@@ -15,12 +15,15 @@ import yaml
 from data_prep.manifest import MANIFEST, read_manifest
 from eval.compare import records as tags
 from eval.compare.event_files import event_files, read_events
+from eval.compare.marks import read_marks
 from eval.compare.records import Records
 from eval.compare.run import Run
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 
-SPEED_SETTINGS = re.compile(r"(parallelism\..*|training\.(micro_batch|compile|deterministic|activation_checkpoint))$")
+SPEED_SETTINGS = re.compile(
+    r"(parallelism\..*|training\.(micro_batch|compile|deterministic|activation_checkpoint)|depth\.backend)$"
+)
 """Keys of a run file that change what a step costs and not what is learned."""
 
 NO_SETTINGS = re.compile(
@@ -76,18 +79,19 @@ def read_run_folder(path: Path, name: str) -> Run:
     run = _run(path, name, records, costs, data=comparable, settings=learning, speed=speed, **seeds, **common)
     _check_end(run, int(step or 0))
     text = _heldout_text(settings.get("data.path"), data, windows)
-    return replace(run, text=text)
+    marks, notes = read_marks(path, int(step or 0))
+    return replace(run, text=text, marks=marks, notes=(*run.notes, *notes))
 
 
 def read_event_folder(path: Path, name: str) -> Run:
     """Read the event files of a run that this project did not make: they say nothing of its data, seed or model."""
-    logged, notes = read_events(event_files(path))
-    if not logged:
-        raise UserError("; ".join(notes) or "no scalars in its event files")
-    if notes:
-        last = logged[-1]["step"]
-        raise UserError(f"{'; '.join(notes)}; whether it went on after step {last} cannot be told")
-    records = Records(logged)
+    events = read_events(event_files(path))
+    if not events.records:
+        raise UserError("; ".join(events.notes) or "no scalars in its event files")
+    if events.missing is not None:
+        raise UserError("; ".join([*events.notes, events.missing]))
+    records = Records(events.records)
+    records.notes += [f"{note}, and a later start logged it again" for note in events.notes]
     _, losses = records.series(tags.TRAINING)
     found, variant = _SEED_IN_NAME.search(name), without_seed(name)
     if len(losses) and not math.isfinite(losses[-1]):
@@ -149,11 +153,13 @@ def _records(folder: RunFolder) -> Records:
         problem = "metrics.jsonl is damaged (not UTF-8)"
     if problem is None:
         return Records(logged)
-    logged, notes = read_events(event_files(folder.tensorboard_path))
-    if not logged:
+    events = read_events(event_files(folder.tensorboard_path))
+    if not events.records:
         raise UserError(f"{problem}, and tb/ has no event files to read instead")
-    records = Records(logged)
-    records.notes += [f"{problem}; its event files were read instead", *notes]
+    records = Records(events.records)
+    records.notes += [f"{problem}; its event files were read instead", *events.notes]
+    if events.missing is not None:
+        records.notes.append(events.missing)
     return records
 
 

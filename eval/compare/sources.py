@@ -59,17 +59,20 @@ def gather(arguments: Iterable[str]) -> Gathered:
     """Read everything that ``arguments`` name, each a path or ``LABEL=PATH``.
 
     Raises:
-        UserError: an argument does not exist, or a study's record is damaged.
+        UserError: an argument does not exist or cannot be read, or the record of a study that it names is damaged.
     """
     gathered = Gathered()
     for argument in arguments:
-        label, path = None, Path(argument)
-        if not path.exists() and "=" in argument:
-            label, _, rest = argument.partition("=")
-            path = Path(rest)
-        if not path.exists():
-            raise UserError(f"{path} does not exist; give run folders, a study or a folder that holds runs")
-        _gather(path, gathered, label)
+        try:
+            label, path = None, Path(argument)
+            if not path.exists() and "=" in argument:
+                label, _, rest = argument.partition("=")
+                path = Path(rest)
+            if not path.exists():
+                raise UserError(f"{path} does not exist; give run folders, a study or a folder that holds runs")
+            _gather(path, gathered, label)
+        except OSError as error:
+            raise UserError(f"{argument} cannot be read ({error.strerror}); give what you may read") from error
     return gathered
 
 
@@ -82,12 +85,25 @@ def _gather(path: Path, gathered: Gathered, label: str | None) -> None:
     elif _is_run(path):
         gathered.read(path, _name(path), label=label)
     else:
-        inside = [sub for sub in sorted(path.iterdir()) if sub.is_dir() and not sub.name.startswith(".")]
-        found = [sub for sub in inside if _is_run(sub) or (sub / STUDY_RECORD).exists()]
-        if not found:
-            gathered.left_out.append(LeftOut(str(path), "holds no run folder, study or event file"))
-        for sub in found:
+        _gather_inside(path, gathered, label)
+
+
+def _gather_inside(path: Path, gathered: Gathered, label: str | None) -> None:
+    """What a folder holds; of this, what is damaged or may not be read does not take the rest down."""
+    found = 0
+    for sub in sorted(path.iterdir()):
+        try:
+            if sub.name.startswith(".") or not sub.is_dir() or not (_is_run(sub) or (sub / STUDY_RECORD).exists()):
+                continue
+            found += 1
             _gather(sub, gathered, label)
+        except OSError as error:
+            found += 1
+            gathered.left_out.append(LeftOut(sub.name, f"cannot be read ({error.strerror})", label))
+        except UserError as error:
+            gathered.left_out.append(LeftOut(sub.name, str(error), label))
+    if not found:
+        gathered.left_out.append(LeftOut(str(path), "holds no run folder, study or event file"))
 
 
 def _name(path: Path) -> str:

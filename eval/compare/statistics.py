@@ -28,7 +28,6 @@ class Estimate:
         low, high: 95% interval of the mean by Student's t.
         p: two-sided p-value of the paired t-test.
         sign_p: two-sided p-value of the sign test, ties left out.
-        seeds_needed: pairs that would show a mean as large as this one, with this spread, four times out of five.
     """
 
     n: int
@@ -38,7 +37,6 @@ class Estimate:
     high: float | None = None
     p: float | None = None
     sign_p: float | None = None
-    seeds_needed: int | None = None
 
 
 def estimate(differences: Sequence[float]) -> Estimate:
@@ -57,28 +55,28 @@ def estimate(differences: Sequence[float]) -> Estimate:
         return Estimate(n, mean, 0.0, mean, mean, 1.0 if mean == 0 else None, sign_p)
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * sd / math.sqrt(n)
     p = float(stats.ttest_1samp(values, 0.0).pvalue)
-    return Estimate(n, mean, sd, mean - half, mean + half, p, sign_p, seeds_needed(mean / sd))
+    return Estimate(n, mean, sd, mean - half, mean + half, p, sign_p)
 
 
-def seeds_needed(effect: float) -> int | None:
-    """The fewest pairs with which a two-sided paired t-test at 0.05 finds ``effect`` (mean / SD) with power 0.8.
+def seeds_needed(effect: float, level: float = LEVEL) -> int | None:
+    """The fewest pairs with which a two-sided paired t-test at ``level`` finds ``effect`` (mean / SD) with power 0.8.
 
     None where even ``MOST_SEEDS`` would not do.
     """
     fewest, most = 2, MOST_SEEDS
-    if _power(abs(effect), most) < POWER:
+    if _power(abs(effect), most, level) < POWER:
         return None
     while fewest < most:
         middle = (fewest + most) // 2
-        if _power(abs(effect), middle) >= POWER:
+        if _power(abs(effect), middle, level) >= POWER:
             most = middle
         else:
             fewest = middle + 1
     return most
 
 
-def _power(effect: float, n: int) -> float:
-    critical, shift = stats.t.ppf(1 - LEVEL / 2, n - 1), effect * math.sqrt(n)
+def _power(effect: float, n: int, level: float) -> float:
+    critical, shift = stats.t.ppf(1 - level / 2, n - 1), effect * math.sqrt(n)
     # scipy's noncentral t gives NaN far in its tails, where the power is 1 to all digits.
     power = stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift)
     return 1.0 if math.isnan(power) else float(power)

@@ -12,6 +12,7 @@ def group_notes(group: Group, base: Group | None, pairs: int) -> list[str]:
         notes.append(f"{_runs(len(group.diverged))} diverged and count in no mean: {', '.join(group.diverged)}")
     if group.first.control:
         notes.append(f"a control ({group.first.control}), there to test an explanation rather than to win")
+    notes += _unlike_seeds(group)
     if base is None:
         return notes
     if pairs == 0:
@@ -31,6 +32,19 @@ def group_notes(group: Group, base: Group | None, pairs: int) -> list[str]:
         said = "; ".join(f"{key} is {one.speed.get(key)} here, {other.speed.get(key)} there" for key in different)
         notes.append(f"step time and memory were measured under other conditions than those of {base.label}: {said}")
     return notes
+
+
+def _unlike_seeds(group: Group) -> list[str]:
+    """Settings in which runs of one row were measured under unlike conditions."""
+    found = []
+    for key in sorted({key for run in group.runs for key in run.speed}):
+        by_value: dict[str, list[str]] = {}
+        for run in group.runs:
+            by_value.setdefault(str(run.speed.get(key)), []).append(run.name)
+        if len(by_value) > 1:
+            found.append(f"{key} is " + ", ".join(f"{value} in {' and '.join(n)}" for value, n in by_value.items()))
+    said = "its seeds were measured under unlike conditions, so step time and memory are means over these"
+    return [f"{said}: {'; '.join(found)}"] if found else []
 
 
 def warnings(family: Family) -> list[str]:

@@ -22,12 +22,12 @@ MOST_COLLINEAR = 0.95
 class Finished:
     """The end of one run.
 
-    ``cell`` is what runs of different variants that belong together have in common; ``reference``: the baseline's model
-    trained for another length, to measure others by.
+    ``seed``: what runs of different variants that belong together have in common beside size and length;
+    ``reference``: the baseline's model trained for another length, to measure others by.
     """
 
     size: str
-    cell: tuple[object, ...]
+    seed: object
     parameters: float
     tokens: float
     flops: float
@@ -54,6 +54,13 @@ class Ladder:
         if law == COMPUTE:
             return np.log([[run.flops] for run in self.runs])
         return np.log([[run.parameters, run.tokens] for run in self.runs])
+
+    def cells(self, law: str) -> list[tuple[object, ...]]:
+        """For each run what it has in common with those of other variants that are drawn with it: size and seed, and
+        the length where the law has several of one size."""
+        if law == COMPUTE:
+            return [(run.size, run.seed) for run in self.runs]
+        return [(run.size, round(run.tokens), run.seed) for run in self.runs]
 
     def losses(self) -> np.ndarray:
         return np.array([run.loss for run in self.runs])
@@ -180,4 +187,4 @@ def _finished(run: Run, index: int, read: ReadCurve, reference: bool) -> Finishe
         return f"the final loss of {run.name} is {curve.final:.4g}, and laws are of losses above zero"
     seed = run.pair if run.seed is not None else index
     ends = curve.end("tokens"), curve.end("flops")
-    return Finished(run.size, (run.size, seed), parameters, *ends, curve.final, reference)
+    return Finished(run.size, seed, parameters, *ends, curve.final, reference)

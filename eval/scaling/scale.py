@@ -4,7 +4,8 @@ Intervals come from a bootstrap over runs: laws are fitted again to runs drawn w
 variants, so that what a seed or a size does to all of them alike cancels in their comparison. A percentile interval
 from few runs is too narrow; its percentiles are therefore moved outwards to where Student's t puts them with
 runs − constants degrees of freedom (the expanded percentile interval of Hesterberg 2015, The American Statistician 69,
-371–386).
+371–386). Few runs leave few different sets of runs to fit, and an interval over few laws is too narrow however its
+percentiles are moved: below ``FEWEST_SETS`` there is none.
 """
 
 import math
@@ -25,6 +26,11 @@ from eval.scaling.results import Gain, Interval, LadderResult, Line, Point, Scal
 
 FEWEST_SIZES = 3
 DRAWS = 400
+FEWEST_SETS = 30
+"""Different sets of a ladder's runs that draws must leave before their spread is an interval. Three sizes of two seeds
+have 27, and fewer than six in ten of their intervals of a gain held the truth (benchmarks/scaling_coverage.py)."""
+_TRIES = 50
+"""Draws that are looked at, as a multiple of those that are wanted, before intervals are given up."""
 _NAMES = {COMPUTE: ("E", "K", "gamma"), SIZE_AND_DATA: ("E", "A", "B", "alpha", "beta")}
 _GROWTH = {COMPUTE: np.array([1.0]), SIZE_AND_DATA: np.array([0.5, 0.5])}
 """What one unit of log compute adds to each quantity's logarithm: N and D grow alike."""
@@ -37,15 +43,13 @@ _REACH = 60.0
 
 @dataclass(frozen=True)
 class Fitted:
-    """``drawn``: the laws of the bootstrap's draws, in their order; empty where there can be none."""
+    """``drawn``: the laws of the bootstrap's draws, in their order; empty where there can be none, and ``why_none``."""
 
     ladder: Ladder
     law: Law
     drawn: Sequence[Law]
-
-    @property
-    def degrees(self) -> int:
-        return len(self.ladder.runs) - len(self.law.constants)
+    degrees: int
+    why_none: str | None
 
 
 def scale(families: Sequence[Family], reads: dict[str, ReadCurve], draws: int = DRAWS) -> ScalingResult | None:
@@ -63,9 +67,10 @@ def scale(families: Sequence[Family], reads: dict[str, ReadCurve], draws: int = 
         ladders = [ladder.only_longest() for ladder in ladders]
     measures = {family.measure for family in families}
     reasons = {ladder.label: _why_not(ladder, law) for ladder in ladders}
-    cells = _draw([ladder for ladder in ladders if reasons[ladder.label] is None], law, draws)
-    progress = tqdm(ladders, desc="scaling laws", leave=False, disable=None)
-    fitted = {ladder.label: _fit(ladder, law, cells) for ladder in progress if reasons[ladder.label] is None}
+    usable = [ladder for ladder in ladders if reasons[ladder.label] is None]
+    cells, without = _draw(usable, law, draws)
+    progress = tqdm(usable, desc="scaling laws", leave=False, disable=None)
+    fitted = {ladder.label: _fit(ladder, law, cells, without.get(ladder.label)) for ladder in progress}
     results = []
     for ladder in ladders:
         result = LadderResult(ladder.label, ladder.baseline, ladder.points(), notes=list(ladder.notes))
@@ -85,44 +90,69 @@ def _why_not(ladder: Ladder, law: str) -> str | None:
     return None
 
 
-def _draw(ladders: Sequence[Ladder], law: str, draws: int) -> list[Draw]:
-    """How often each cell (a size and seed) was drawn, for each draw that leaves every ladder enough to fit.
+def _draw(ladders: Sequence[Ladder], law: str, draws: int) -> tuple[list[Draw], dict[str, str]]:
+    """How often each cell was drawn, for each draw that leaves enough to fit; and why ladders get no intervals, by
+    label. Those ask nothing of a draw."""
+    without = {}
+    for ladder in ladders:
+        cells, constants = len(set(ladder.cells(law))), len(_NAMES[law])
+        if cells <= constants:
+            without[ladder.label] = f"{cells} runs for {constants} constants: no intervals"
+    while draws and (spare := [ladder for ladder in ladders if ladder.label not in without]):
+        found, few = _draw_for(spare, law, draws)
+        without |= few
+        if not few:
+            return found, without
+    return [], without
 
-    Ladders with no run to spare get no intervals and ask nothing of a draw. None where hardly any draw will do.
-    """
-    ladders = [ladder for ladder in ladders if _can_spare(ladder, law)]
-    cells = sorted({run.cell for ladder in ladders for run in ladder.runs}, key=repr)
-    if not cells:
-        return []
+
+def _draw_for(ladders: Sequence[Ladder], law: str, draws: int) -> tuple[list[Draw], dict[str, str]]:
+    """Draws for all of ``ladders``; those of them, by label, for which they do not do, and why."""
+    cells = sorted({cell for ladder in ladders for cell in ladder.cells(law)}, key=repr)
+    own = {ladder.label: ladder.cells(law) for ladder in ladders}
+    sets: dict[str, set[tuple[int, ...]]] = {ladder.label: set() for ladder in ladders}
     rng = np.random.default_rng(_SEED)
     found: list[Draw] = []
-    for counts in rng.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=50 * draws):
+    for counts in rng.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=_TRIES * draws):
         drawn = dict(zip(cells, (int(count) for count in counts), strict=True))
-        if all(_enough(ladder, law, drawn) for ladder in ladders):
-            found.append(drawn)
-        if len(found) == draws:
-            return found
-    return []
+        left = {label: tuple(index for index, cell in enumerate(own[label]) if drawn[cell]) for label in own}
+        if all(_enough(ladder, law, left[ladder.label]) for ladder in ladders):
+            if len(found) < draws:
+                found.append(drawn)
+            for label in own:
+                sets[label].add(left[label])
+        if len(found) == draws and all(len(seen) >= FEWEST_SETS for seen in sets.values()):
+            return found, {}
+    if len(found) < draws:
+        return [], dict.fromkeys(own, "runs drawn anew leave too few sizes or lengths too often: no intervals")
+    return [], {
+        label: f"runs drawn anew leave only {len(seen)} different sets of its {len(own[label])} runs, which are too few"
+        " laws to read an interval off: no intervals"
+        for label, seen in sets.items()
+        if len(seen) < FEWEST_SETS
+    }
 
 
-def _can_spare(ladder: Ladder, law: str) -> bool:
-    return len(ladder.runs) > len(_NAMES[law])
-
-
-def _enough(ladder: Ladder, law: str, drawn: Draw) -> bool:
-    left = [run for run in ladder.runs if drawn[run.cell]]
-    if len({run.size for run in left}) < FEWEST_SIZES:
+def _enough(ladder: Ladder, law: str, left: Sequence[int]) -> bool:
+    """Whether the runs of these indices may be fitted."""
+    runs = [ladder.runs[index] for index in left]
+    if len({run.size for run in runs}) < FEWEST_SIZES:
         return False
-    return law == COMPUTE or len({(run.size, run.tokens) for run in left}) >= constants_needed(2)
+    if law == COMPUTE:
+        return True
+    # As many lengths as sizes, or else the draw does not determine how the loss falls with them.
+    points = {(run.size, round(run.tokens)) for run in runs}
+    return len(points) >= constants_needed(2) and len({tokens for _, tokens in points}) >= FEWEST_SIZES
 
 
-def _fit(ladder: Ladder, law: str, cells: Sequence[Draw]) -> Fitted:
-    logs, losses = ladder.logs(law), ladder.losses()
+def _fit(ladder: Ladder, law: str, draws: Sequence[Draw], why_none: str | None) -> Fitted:
+    logs, losses, cells = ladder.logs(law), ladder.losses(), ladder.cells(law)
     whole = fit(logs, losses)
-    if not _can_spare(ladder, law):
-        return Fitted(ladder, whole, ())
-    weights = [np.array([drawn[run.cell] for run in ladder.runs], dtype=float) for drawn in cells]
-    return Fitted(ladder, whole, [fit(logs, losses, one, whole) for one in weights])
+    degrees = len(set(cells)) - len(whole.constants)
+    if why_none is not None:
+        return Fitted(ladder, whole, (), degrees, why_none)
+    weights = [np.array([drawn[cell] for cell in cells], dtype=float) for drawn in draws]
+    return Fitted(ladder, whole, [fit(logs, losses, one, whole) for one in weights], degrees, None)
 
 
 def _describe(result: LadderResult, fitted: Fitted, base: Fitted | None, law: str) -> None:
@@ -133,10 +163,8 @@ def _describe(result: LadderResult, fitted: Fitted, base: Fitted | None, law: st
         result.constants[name] = _interval(column[0], column[1:], fitted.degrees)
     result.error = float(np.sqrt(np.mean((np.log(found.loss(ladder.logs(law))) - np.log(ladder.losses())) ** 2)))
     result.line = _line(fitted, law)
-    if not _can_spare(ladder, law):
-        result.notes.append(f"{len(ladder.runs)} runs for {len(found.constants)} constants: no intervals")
-    elif not fitted.drawn:
-        result.notes.append("runs drawn anew leave too few sizes too often: no intervals")
+    if fitted.why_none:
+        result.notes.append(fitted.why_none)
     if found.on_edge or found.irreducible < 0.01 * float(ladder.losses().min()):
         result.notes.append(
             "these runs do not determine the constants (an exponent or E stands at the end of its range): the law may "

@@ -8,6 +8,7 @@ from eval.compare.sections.drawn import picture_blocks
 from eval.compare.sections.losses import loss_blocks
 from eval.compare.sections.scaling import scaling_blocks
 from eval.compare.sections.short import short_blocks
+from eval.compare.sections.tasks import task_blocks
 
 
 def report(results: Results) -> Page:
@@ -42,6 +43,7 @@ def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool
     blocks += [Warning(warning) for warning in family.warnings]
     blocks += short_blocks(family)
     blocks += loss_blocks(family, results.comparisons)
+    blocks += task_blocks(family)
     blocks += budget_blocks(family)
     blocks += picture_blocks(family, key)
     blocks += depth_blocks(family, key)

@@ -4,7 +4,7 @@ from eval.compare.compare import UNDECIDED
 from eval.compare.numbers import COST_TITLES, NONE, cost, half_width, interval, loss, p_value, plural, ratio, signed
 from eval.compare.page import Block, Bullets, Folded, Heading, Table, Text, name
 from eval.compare.results import FamilyResult, GroupResult
-from eval.compare.statistics import LEVEL
+from eval.compare.statistics import LEVEL, MOST_SEEDS
 
 
 def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
@@ -49,24 +49,24 @@ def _needed(group: GroupResult) -> str:
     found = group.difference
     if group.verdict != UNDECIDED or found is None or found.n < 2:
         return ""
-    if found.seeds_needed is None:
-        return " (over 1000 seeds needed)"
-    return f" ({found.seeds_needed} seeds needed)" if found.seeds_needed > found.n else ""
+    if not found.sd:
+        return " (no difference in any seed)" if found.mean == 0 else " (equal in all seeds: no spread to test against)"
+    return f" ({group.seeds_needed or f'over {MOST_SEEDS}'} seeds needed)"
 
 
 def _main_columns(family: FamilyResult, comparisons: int) -> list[str]:
-    count = f"{comparisons} comparisons" if comparisons != 1 else "1 comparison"
+    count = f"for the {plural(comparisons, 'comparison')} of this report that have a p, together"
     return [
         "**loss**: the mean over the seeds at the end of each run. **difference**: the mean over the seeds of this "
         f"loss less that of {name(family.baseline)} with the same seed; below zero is better.",
         "**95% interval**: where the true mean difference lies, by Student's t over the seeds. **p**: how often seeds "
         "alone would give a difference this large if there were none (paired t-test, two-sided).",
-        f"**p, corrected**: the same for the {count} of this report together (Holm), as the best of many looks good "
+        f"**p, corrected**: the same {count} (Holm), as the best of many looks good "
         f"by luck. **sign test**: p from the number of seeds won alone; it cannot fall below {LEVEL} with fewer "
         "than 6 seeds.",
         f"**verdict**: better or worse where the corrected p is below {LEVEL}, else “cannot tell”, which is not “no "
-        "difference”. In brackets: how many seeds would show a difference as large as this one, with this spread, four "
-        "times out of five.",
+        "difference”. In brackets: how many seeds would show a difference as large as this one, with this spread and "
+        "for as many comparisons, four times out of five.",
     ]
 
 
@@ -163,8 +163,8 @@ def _bits_per_byte(family: FamilyResult) -> list[Block]:
         Heading("Other vocabularies, in bits per byte", 3),
         Text(
             "These runs cut the text into other tokens, so their losses per token are not comparable. Their bits "
-            "per byte of held-out text are: the data sets' manifests say that it is the same text, and all of it "
-            "was scored."
+            "per byte of held-out text are: the data sets' manifests say that it is the same text, and each run scored "
+            "all of it but what fills no whole window at its end."
         ),
         Table(["run", "bits per byte", "difference", "95% interval", "pairs"], rows),
     ]

@@ -50,7 +50,8 @@ def _sentence(group: GroupResult, family: FamilyResult) -> str:
 
 def _equal(what: str, found: AtEqual, family: FamilyResult) -> list[str]:
     """Between two runs of unequal cost, the difference at equal budgets lies between that of their final losses and
-    that at the smaller budget, where one of them was not finished."""
+    that at the smaller budget, where one of them was not finished. Who wins is open unless the smaller of the two is
+    sure."""
     if found.final is None or found.difference is None:
         return []
     if is_equal(found) and found.against == family.baseline:
@@ -58,10 +59,16 @@ def _equal(what: str, found: AtEqual, family: FamilyResult) -> list[str]:
     if is_equal(found):
         sure = f" (95% interval {interval(found.final)})" if found.final.low is not None else ""
         return [f"At equal {what}, against {name(found.against)}, it is {_side(found.final.mean)}{sure}."]
-    ends = sorted((found.final.mean, found.difference.mean), key=abs)
-    if ends[0] * ends[1] > 0:
-        return [f"At equal {what} it is at least {_side(ends[0])}."]
-    return [f"Who wins at equal {what} is open: its runs spent {ratio(found.spent)} that of {name(found.against)}."]
+    smaller, larger = sorted((found.final, found.difference), key=lambda end: abs(end.mean))
+    spent = f"its runs spent {ratio(found.spent)} that of {name(found.against)}"
+    if smaller.mean * larger.mean <= 0:
+        return [f"Who wins at equal {what} is open: {spent}."]
+    if smaller.low is None or smaller.high is None:
+        return [f"Who wins at equal {what} is open: {spent}, and there is 1 pair to tell by."]
+    sure = f"95% interval {interval(smaller)}"
+    if smaller.low <= 0 <= smaller.high:
+        return [f"Who wins at equal {what} is open: {spent}, and 0 lies in the {sure} of the smaller difference."]
+    return [f"At equal {what} it is at least {_side(smaller.mean)} ({sure})."]
 
 
 def _side(difference: float) -> str:

@@ -1,7 +1,9 @@
 """Small recorded runs, made by formula, so that right answers can be computed by hand."""
 
 import json
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,3 +110,23 @@ class Recorded:
 def runs(tmp_path: Path) -> Path:
     """A folder for runs."""
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that any user may read, for tests of permissions, with ``as_a_user``."""
+    user = os.getresuid()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        os.setresuid(*user)
+        for inside in folder.iterdir():
+            if inside.is_dir():
+                inside.chmod(0o755)
+
+
+def as_a_user() -> None:
+    """Be one whom permissions bind until ``public`` ends; the superuser may do everything."""
+    if os.getuid() == 0:
+        os.setresuid(65534, 65534, 0)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,13 @@ from scipy import stats
 
 from eval.compare.compare import compare
 from eval.compare.grouping import make_families
+from eval.compare.page import Bullets
+from eval.compare.page_markdown import to_markdown
 from eval.compare.results import FamilyResult, Results
+from eval.compare.sections import report
+from eval.compare.sections.short import short_blocks
 from eval.compare.sources import gather
+from eval.compare.statistics import estimate, seeds_needed
 
 from .conftest import Recorded, straight
 
@@ -167,6 +173,31 @@ def test_bands_span_the_seeds(study: Path) -> None:
     assert gate.difference_curves["seconds"].x[-1] == 50
 
 
+def test_the_seeds_needed_are_for_the_corrected_level(runs: Path) -> None:
+    """Differences of −0.02, −0.05 and −0.035: p is 0.057, and with three variants compared it takes more seeds."""
+    for seed, gain in enumerate((0.02, 0.05, 0.035)):
+        Recorded(straight(8, 4.0), seed=seed).write(runs / f"s{seed}")
+        for variant in ("m_gate_kv", "moda", "attnres_block"):
+            Recorded(straight(8, 4.0 - gain), variant=variant, seed=seed).write(runs / f"{variant}{seed}")
+        Recorded(straight(8, 4.0), variant="control_block", seed=seed).write(runs / f"same{seed}")
+        Recorded(straight(8, 3.9), variant="attnres_full", seed=seed).write(runs / f"shift{seed}")
+    found = results(runs)
+    rows = {group.label: group for group in found.families[0].groups}
+    undecided = rows["m_gate_kv"]
+    assert undecided.difference is not None
+    assert undecided.verdict == "cannot tell"
+    # Three with a spread, and one that has no difference at all (p = 1); a constant shift has no p.
+    assert found.comparisons == 4
+    assert rows["attnres_full"].p_holm is None
+    assert undecided.seeds_needed == seeds_needed(0.035 / 0.015, 0.05 / 4)
+    assert undecided.seeds_needed != seeds_needed(0.035 / 0.015)  # as for one comparison
+    markdown = to_markdown(report(found))
+    assert f"| cannot tell ({undecided.seeds_needed} seeds needed) |" in markdown
+    assert "| cannot tell (no difference in any seed) |" in markdown
+    assert "| cannot tell (equal in all seeds: no spread to test against) |" in markdown
+    assert "for the 4 comparisons of this report that have a p" in markdown
+
+
 def test_a_single_seed_is_told_and_not_judged(runs: Path) -> None:
     Recorded().write(runs / "s")
     Recorded(straight(8, 3.5), variant="m_gate_kv").write(runs / "m")
@@ -198,6 +229,43 @@ def test_other_conditions_of_measurement_are_noted(runs: Path) -> None:
     notes = only(runs).groups[1].notes
     assert any("training.compile is True here, False there" in note for note in notes)
     assert any(note.startswith("optimizer.lr is 0.002 here") for note in notes)
+
+
+def test_seeds_measured_under_unlike_conditions_are_noted(runs: Path) -> None:
+    for seed, backend in enumerate(("triton", "plain")):
+        Recorded(seed=seed).write(runs / f"s{seed}")
+        path = runs / f"m{seed}"
+        Recorded(variant="moda", seed=seed, run_file={"depth": {"backend": backend}}).write(path)
+    (base, moda) = only(runs).groups
+    assert moda.seeds == [0, 1]  # how a read is computed makes no other variant
+    assert any("unlike conditions" in note and "triton in m0, plain in m1" in note for note in moda.notes)
+    assert not any("unlike" in note for note in base.notes)
+
+
+def open_or_not(family: FamilyResult, final: list[float], at_budget: list[float]) -> str:
+    """What the short answer says of the training time when those are the differences by seed at its two ends."""
+    gate = family.groups[1]
+    found = gate.at_equal["seconds"]
+    gate.at_equal["seconds"] = replace(found, final=estimate(final), difference=estimate(at_budget))
+    bullets = short_blocks(family)[1]
+    assert isinstance(bullets, Bullets)
+    return next(item for item in bullets.items if "`m_gate_kv`" in item)
+
+
+def test_who_wins_at_equal_time_is_open_unless_the_smaller_difference_is_sure(study: Path) -> None:
+    family = only(study)
+    sure = [-0.04, -0.05, -0.045, -0.05]
+    said = open_or_not(family, final=[-0.10, -0.11, -0.10, -0.12], at_budget=sure)
+    assert "At equal training time it is at least 0.0462 below (95% interval -0.0539 to -0.0386)." in said
+    # The mean, −0.01, has the right sign; its interval, −0.01 ± 3.182 · 0.0115 / 2, holds 0.
+    said = open_or_not(family, final=sure, at_budget=[-0.02, 0.0, 0.0, -0.02])
+    assert "training time is open" in said
+    assert "95% interval -0.0284 to +0.0084" in said
+    assert "at least" not in said.split("training time is open")[1]
+    assert "training time is open" in open_or_not(family, final=sure, at_budget=[0.5, 0.6, 0.5, 0.6])
+    said = open_or_not(family, final=[-0.05], at_budget=[-0.04])
+    assert "training time is open" in said
+    assert "1 pair" in said
 
 
 def test_a_run_without_timings_is_compared_but_for_time(runs: Path) -> None:

@@ -227,3 +227,44 @@ def test_bits_per_byte_are_not_offered_where_the_text_may_differ(runs: Path, tmp
     assert family.other_tokens == ()
     assert [out.name for out in left_out] == ["c"]
     assert "Bits per byte would do if" in left_out[0].why
+
+
+def without_bits(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in line.items() if "bits" not in key} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+@pytest.mark.parametrize("lacking", ["one of two", "both", "the baseline", "held-out loss"])
+def test_runs_in_other_tokens_that_cannot_be_compared_are_left_out(runs: Path, tmp_path: Path, lacking: str) -> None:
+    small = on(data_set(tmp_path / "small", "bpe:256", 4000))
+    large = on(data_set(tmp_path / "large", "bpe:512", 3000))
+    Recorded(**small).write(runs / "a")
+    Recorded(variant="moda", **small).write(runs / "b")
+    for seed in (0, 1):
+        heldout = lacking != "held-out loss"
+        Recorded(variant="m_gate_kv", seed=seed, heldout=heldout, **large).write(runs / f"c{seed}")
+    for name in {"one of two": ["c0"], "both": ["c0", "c1"], "the baseline": ["a"]}.get(lacking, []):
+        without_bits(runs / name)
+    ((family,), left_out) = families(runs)
+    compared = [run.name for group in family.other_tokens for run in group.runs]
+    assert compared == (["c1"] if lacking == "one of two" else [])
+    assert sorted([out.name for out in left_out] + compared) == ["c0", "c1"]
+    assert all("bits per byte" in out.why for out in left_out)
+    assert ("standard, which logged no bits" in left_out[0].why) == (lacking == "the baseline")
+    rows = compare([family], []).families[0].bits_per_byte
+    assert [row.label for row in rows] == (["standard", "m_gate_kv"] if compared else [])
+
+
+def test_a_baseline_without_held_out_loss_leaves_none_unsaid(runs: Path, tmp_path: Path) -> None:
+    small = on(data_set(tmp_path / "small", "bpe:256", 4000))
+    large = on(data_set(tmp_path / "large", "bpe:512", 3000))
+    Recorded(heldout=False, **small).write(runs / "a")
+    Recorded(variant="moda", **small).write(runs / "b")
+    Recorded(variant="moda", seed=1, **small).write(runs / "b1")
+    Recorded(variant="m_gate_kv", **small).write(runs / "d")
+    Recorded(variant="m_gate_kv", **large).write(runs / "c")
+    found, left_out = families(runs)
+    shown = [run.name for family in found for group in family.all for run in group.runs]
+    assert sorted([*shown, *(out.name for out in left_out)]) == ["a", "b", "b1", "c", "d"]
+    assert compare(found, left_out).families

@@ -14,7 +14,7 @@ from eval.compare.command import write_report
 from eval.compare.page import Page
 from torchtitan_ext import cli
 
-from .conftest import Recorded, straight
+from .conftest import Recorded, as_a_user, straight
 
 
 def depth_compare(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         noise = (0.0, 0.003, -0.004)[seed]
         Recorded(straight(8, 4.0), seed=seed).write(runs / f"s{seed}")
         gate = Recorded(straight(8, 3.95 + noise), variant="m_gate_kv", seed=seed, step_seconds=0.6, extra=look)
-        gate.write(runs / f"g{seed}")
+        marks = gate.write(runs / f"g{seed}") / "eval" / "marks.json"
+        marks.parent.mkdir()
+        tasks = {"<i>|`": {"acc": 0.5, "acc_stderr": 0.1}}
+        marks.write_text(json.dumps({"format": 1, "step": 100, "precision": "bf16", "tasks": tasks}))
         Recorded(straight(8, 4.0 - 3 * noise), variant=HOSTILE, seed=seed).write(runs / f"h{seed}")
     Recorded(variant="moda", state="diverged").write(runs / "moda")
     Recorded(variant="moda", data={"fingerprint": "<i>&"}).write(runs / "elsewhere")
@@ -130,7 +133,7 @@ def test_results_are_strict_json_with_the_numbers_of_the_report(report: Path) ->
         raise AssertionError(word)
 
     results = json.loads((report / "results.json").read_text(), parse_constant=refuse)
-    assert results["format"] == 1
+    assert results["format"] == 2
     (family,) = results["families"]
     gate = next(group for group in family["groups"] if group["label"] == "m_gate_kv")
     # Final losses 3.95 + noise, noise 0, 0.003 and −0.004, against 4.0.
@@ -166,6 +169,44 @@ def test_nothing_to_compare_is_a_mistake_that_is_explained(
     assert "left out  m: not finished: running" in said
     assert "nothing to compare" in said
     assert not (tmp_path / "report").exists()
+
+
+def test_where_to_write_is_checked_before_the_work(
+    public: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs given do not exist, which would be found as soon as they are read."""
+    monkeypatch.chdir(public)
+    Path("file").write_text("x")
+    Path("dangling").symlink_to("nowhere")
+    Path("taken/report.html").mkdir(parents=True)
+    Path("pictured").mkdir()
+    Path("pictured/pictures").write_text("x")
+    Path("locked").mkdir(mode=0o555)
+    Path("comparison").mkdir()  # the default of --out
+    Path("comparison").chmod(0o777)
+    bad = {
+        ("--out", "file"): "file is a file",
+        ("--out", "file/x"): "file is a file",
+        ("--out", "file/x/y"): "file is a file",
+        ("--out", "dangling/x"): "dangling is a file",
+        ("--out", "taken"): "taken/report.html is a folder",
+        ("--out", "pictured"): "pictured/pictures is a file",
+        ("--tensorboard", "file/x"): "file is a file",
+        ("--out", "locked"): "locked cannot be written to",
+        ("--out", "locked/new/x"): "locked cannot be written to",
+        ("--tensorboard", "locked/new"): "locked cannot be written to",
+    }
+    for (option, folder), why in bad.items():
+        if folder.startswith("locked"):
+            as_a_user()
+        assert cli.main(["compare", "no_such_runs", option, folder]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {option} {folder}: ")
+        assert why in said
+        assert said.count("\n") == 1
+    assert cli.main(["compare", "no_such_runs", "--out", "comparison/fine/x"]) == 2
+    assert "no_such_runs does not exist" in capsys.readouterr().err
+    assert not Path("comparison/fine").exists()
 
 
 def test_the_report_may_stand_beside_other_pictures(tmp_path: Path, report: Path) -> None:

@@ -10,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 from eval.compare.sources import gather
 from torchtitan_ext.errors import UserError
 
-from .conftest import Recorded, straight
+from .conftest import Recorded, as_a_user, straight
 
 
 def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -176,3 +176,28 @@ def test_what_does_not_exist_is_an_error_and_what_holds_nothing_is_left_out(tmp_
     with pytest.raises(UserError, match="does not exist"):
         gather([str(tmp_path / "nowhere")])
     assert "holds no run" in gather([str(tmp_path)]).left_out[0].why
+
+
+def test_a_damaged_study_beside_others_is_left_out(runs: Path) -> None:
+    for name in ("one", "two"):
+        Recorded().write(runs / name / "a")
+        record_study(runs / name, {"name": "a", "label": name, "variant": "standard", "seed": 0})
+    (runs / "one" / "study.json").write_text("{")
+    gathered = gather([str(runs)])
+    assert [run.label for run in gathered.runs] == ["two"]
+    ((name, why),) = [(out.name, out.why) for out in gathered.left_out]
+    assert name == "one"
+    assert "study.json is damaged" in why
+
+
+@pytest.mark.parametrize("rights", [0o000, 0o644])
+def test_a_folder_that_may_not_be_read_is_left_out(public: Path, rights: int) -> None:
+    Recorded().write(public / "good")
+    (public / "locked" / "inside").mkdir(parents=True)
+    (public / "locked").chmod(rights)
+    as_a_user()
+    gathered = gather([str(public)])
+    assert [run.name for run in gathered.runs] == ["good"]
+    assert [(out.name, out.why) for out in gathered.left_out] == [("locked", "cannot be read (Permission denied)")]
+    with pytest.raises(UserError, match="cannot be read"):
+        gather([str(public / "locked")])

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
 from eval.compare.statistics import estimate, holm, seeds_needed
 
@@ -29,7 +29,7 @@ def test_an_interval_by_hand() -> None:
 
 def test_one_seed_tells_nothing_and_two_tell_little() -> None:
     one = estimate([-0.05])
-    assert (one.mean, one.low, one.p, one.seeds_needed) == (-0.05, None, None, None)
+    assert (one.mean, one.low, one.p) == (-0.05, None, None)
     two = estimate([-0.05, -0.04])
     assert two.low is not None
     assert two.high is not None
@@ -57,6 +57,24 @@ def test_ties_do_not_count_in_the_sign_test() -> None:
 def test_seeds_needed_agree_with_published_tables(effect: float, pairs: int) -> None:
     """Paired t-test, two-sided 0.05, power 0.8: the values that G*Power gives."""
     assert seeds_needed(effect) == seeds_needed(-effect) == pairs
+
+
+def power(effect: float, n: int, level: float) -> float:
+    """Of the two-sided paired t-test: T = (Z + effect · √n) / √(V / (n − 1)), V chi-square; by quadrature over V."""
+    critical, shift, degrees = stats.t.ppf(1 - level / 2, n - 1), effect * math.sqrt(n), n - 1
+
+    def beyond(v: float) -> float:
+        edge = critical * math.sqrt(v / degrees)
+        return (stats.norm.sf(edge - shift) + stats.norm.cdf(-edge - shift)) * stats.chi2.pdf(v, degrees)
+
+    return integrate.quad(beyond, 0, stats.chi2.ppf(1 - 1e-12, degrees))[0]
+
+
+@pytest.mark.parametrize("level", [0.05, 0.05 / 3, 0.005])
+def test_seeds_needed_at_a_corrected_level(level: float) -> None:
+    needed = seeds_needed(0.9, level)
+    assert needed is not None
+    assert power(0.9, needed - 1, level) < 0.8 <= power(0.9, needed, level)
 
 
 def test_seeds_needed_at_the_edges() -> None:

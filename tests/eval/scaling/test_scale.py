@@ -136,6 +136,53 @@ def test_n_and_d_are_told_apart_where_the_ladder_varies_both() -> None:
     assert line.loss[20] == pytest.approx(min(splits), rel=1e-3)
 
 
+def test_sizes_and_lengths_of_one_seed_have_intervals_that_hold_the_truth() -> None:
+    """Runs of one size and seed that differ in length are drawn apart, or else every draw would be all runs."""
+    rng = np.random.default_rng(8)
+    hits = []
+    for _ in range(4):
+        runs = [
+            make_run(
+                float((1.7 + 400 * (more * n) ** -0.34 + 900 * (more * tokens) ** -0.31) * np.exp(rng.normal(0, 5e-4))),
+                variant,
+                size,
+                tokens=tokens,
+            )
+            for size, n in list(PARAMETERS.items())[:3]
+            for tokens in (2e8, 1e9, 6e9)
+            for variant, more in (("standard", 1.0), ("moda", 1.2))
+        ]
+        result, found = scaled(runs, draws=40)
+        assert result.law == "L(N, D)"
+        for ladder in result.ladders:
+            assert ladder.notes == []
+            hits += [covers(ladder.constants[name], true) for name, true in (("E", 1.7), ("alpha", 0.34))]
+        hits += [covers(gain.gain, 1.44) for gain in found["moda"].gains]
+    assert len(hits) == 4 * (4 + 3)
+    assert np.mean(hits) > 5 / 6
+
+
+@pytest.mark.parametrize(("sizes", "seeds", "sets", "runs"), [(4, 1, 5, 4), (3, 2, 27, 6)])
+def test_few_different_draws_leave_no_interval(ladder: Make, sizes: int, seeds: int, sets: int, runs: int) -> None:
+    """Of four runs all, or all but one: 5 sets. Of two seeds at each of three sizes one, the other, or both: 3³."""
+    rng = np.random.default_rng(9)
+    made = ladder(sizes=list(PARAMETERS)[:sizes], seeds=seeds, noise=lambda *_: rng.normal(0, 5e-4))
+    _, found = scaled(made, draws=40)
+    assert found["standard"].constants["E"].low is None
+    assert found["m_gate_kv"].gains[0].gain is not None
+    assert found["m_gate_kv"].gains[0].gain.low is None
+    assert f"only {sets} different sets of its {runs} runs" in found["standard"].notes[0]
+
+
+def test_a_ladder_of_too_few_runs_for_intervals_does_not_take_the_others(ladder: Make) -> None:
+    rng = np.random.default_rng(10)
+    made = ladder(seeds=2, noise=lambda *_: rng.normal(0, 5e-4))
+    odd = [make_run(1.65 + 60 * compute(size) ** -0.1, "moda", size) for size in PARAMETERS]
+    _, found = scaled([*made, *odd], draws=30)
+    assert "different sets of its 4 runs" in found["moda"].notes[0]
+    assert found["m_gate_kv"].constants["E"].low is not None
+
+
 def test_of_several_lengths_that_do_not_vary_enough_the_longest_count(ladder: Make) -> None:
     runs = ladder(sizes=("10M", "30M", "100M"))
     result, found = scaled(
