@@ -2,9 +2,9 @@
 
 Shape suffixes: B = batch, T = tokens, D = model width, K = key/value heads, H = head width.
 
-These are controls of modded-nanogpt and nanochat. All have a state of fixed size and compile as whole layers,
-to one graph for each role that a layer has (the first, a later one), however many layers there are. Their scalars
-are one-element vectors, since FSDP shards no zero-dimensional parameters.
+These are controls of modded-nanogpt and nanochat. All have a state of fixed size; but for the skips they compile as
+whole layers, to one graph for each role that a layer has (the first, a later one), however many layers there are. Their
+scalars are one-element vectors, since FSDP shards no zero-dimensional parameters.
 """
 
 from dataclasses import dataclass

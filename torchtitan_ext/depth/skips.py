@@ -3,11 +3,12 @@
 Shape suffixes: B = batch, T = tokens, D = model width.
 
 Two more of the cheap controls (see ``controls``). A layer's output is carried beside the residual stream to the layers
-that read it. The embedding holds its place until then, and it stays after its last reader, so that layers compile to
-three graphs: for those that make it, those that read it, and all others.
+that read it. The embedding holds its place until then, and it stays after its last reader. Sublayers are compiled and
+the skip is left outside, for layers that make it, that read it and all others would be three graphs of a whole layer.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,11 +22,21 @@ from .state import Link, Site, Stream
 from .variant import Variant
 
 
-class CacheLink(PairLink):
-    """The layer whose output is cached."""
+class CarryLink(PairLink):
+    """A layer that the skip passes by."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(PairLink.Config):
+        pass
+
+    in_sublayers: ClassVar[bool] = True
+
+
+class CacheLink(CarryLink):
+    """The layer whose output is cached."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CarryLink.Config):
         pass
 
     def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
@@ -34,11 +45,11 @@ class CacheLink(PairLink):
         return x_BTD, x_BTD.view_as(x_BTD) if site is Site.FEED_FORWARD else state[1]
 
 
-class SkipLink(PairLink):
+class SkipLink(CarryLink):
     """x ← x + σ(gate) c before the layer, for the cached c."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PairLink.Config):
+    class Config(CarryLink.Config):
         pass
 
     def __init__(self, config: Config) -> None:
@@ -52,11 +63,11 @@ class SkipLink(PairLink):
         return x_BTD + torch.sigmoid(self.gate) * cached_BTD
 
 
-class ContextLink(PairLink):
+class ContextLink(CarryLink):
     """Attention reads the cached activation; what it finds is added to the residual stream."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PairLink.Config):
+    class Config(CarryLink.Config):
         pass
 
     def read(self, state: Pair, site: Site) -> torch.Tensor:
@@ -119,7 +130,7 @@ class MidSkip(Variant):
         cached, added = self.layers(shape)
         if layer == added:
             return SkipLink.Config(param_init={"gate": initial.constant(self.gate_start)})
-        return CacheLink.Config() if layer == cached else PairLink.Config()
+        return CacheLink.Config() if layer == cached else CarryLink.Config()
 
     def stream(self, shape: Shape) -> Stream.Config:
         return PairStream.Config()
@@ -165,7 +176,7 @@ class MidContext(Variant):
         cached = self.cached(shape)
         if layer > cached:
             return ContextLink.Config()
-        return CacheLink.Config() if layer == cached else PairLink.Config()
+        return CacheLink.Config() if layer == cached else CarryLink.Config()
 
     def stream(self, shape: Shape) -> Stream.Config:
         return ContextStream.Config(param_init={"backout": initial.constant(self.backout_start)})
