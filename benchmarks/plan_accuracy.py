@@ -1,8 +1,8 @@
 """What `depth plan` says of a run's memory against what training it takes, on the CPU.
 
-Trains a variant of every family in each checkpointing mode for two steps (the second has the optimizer's moments) and takes the most
-bytes that its tensors had at once, as PyTorch's profiler saw them being allocated and freed; the plan comes from fake
-tensors. Every run has processes of its own.
+Trains a variant of every family in each checkpointing mode for two steps (the second has the optimizer's moments) and
+takes the most bytes that its tensors had at once, as PyTorch's profiler saw them being allocated and freed; the plan
+comes from fake tensors. Every run has processes of its own.
 
 example: python benchmarks/plan_accuracy.py data/books --ranks 2
 """

@@ -223,7 +223,7 @@ def test_a_backend_of_gpus_is_refused_where_a_run_starts_without_one() -> None:
 def test_a_backend_of_half_precision_is_refused_for_a_run_in_fp32() -> None:
     half = NAMED["attnres_block"].with_options({"backend": "fast-attnres"}, lambda key: key)
     half.check_precision("bf16")
-    with pytest.raises(UserError, match="'fast-attnres' has no reads in fp32.*auto, torch, triton, flash-linear-att"):
+    with pytest.raises(UserError, match=r"'fast-attnres' has no reads in fp32.*auto, torch, triton, flash-linear-att"):
         half.check_precision("fp32")
 
 
