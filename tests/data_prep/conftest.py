@@ -30,17 +30,8 @@ def documents() -> list[str]:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Path:
     """A folder of a Parquet and a JSON-lines file with about 1.4 MB of distinct documents each."""
-    return write_corpus(tmp_path_factory.mktemp("corpus"), documents, 6)
-
-
-@pytest.fixture(scope="session")
-def long_corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Path:
-    """Five times as much: to prepare it takes so long that a test can interrupt it."""
-    return write_corpus(tmp_path_factory.mktemp("long_corpus"), documents, 30)
-
-
-def write_corpus(folder: Path, documents: list[str], times: int) -> Path:
-    copies = [f"Copy {number}.\n{text}" for number in range(times) for text in documents]
+    folder = tmp_path_factory.mktemp("corpus")
+    copies = [f"Copy {number}.\n{text}" for number in range(6) for text in documents]
     half = len(copies) // 2
     pq.write_table(pa.table({"text": copies[:half], "id": list(range(half))}), folder / "a.parquet", row_group_size=200)
     (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in copies[half:]))

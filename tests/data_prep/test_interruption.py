@@ -32,8 +32,8 @@ def group_is_gone(leader: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def options(long_corpus: Path, tokenizer_path: Path) -> list:
-    return [f"{long_corpus}/*", "--tokenizer", tokenizer_path, "--heldout-fraction", "0.05", "--shard-tokens", "100000"]
+def options(corpus: Path, tokenizer_path: Path) -> list:
+    return [f"{corpus}/*", "--tokenizer", tokenizer_path, "--heldout-fraction", "0.05", "--shard-tokens", "100000"]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_only_one_process_writes_to_a_folder(
 
 
 def test_refuses_to_continue_with_other_settings_and_names_them(
-    prep, options: list, long_corpus: Path, tmp_path: Path, until: Callable, kill_later: list["subprocess.Popen[str]"]
+    prep, options: list, corpus: Path, tmp_path: Path, until: Callable, kill_later: list["subprocess.Popen[str]"]
 ) -> None:
     folder = tmp_path / "data"
     process = prep.start(*options, "--workers", 1, "--out", folder)
@@ -134,7 +134,7 @@ def test_refuses_to_continue_with_other_settings_and_names_them(
         ([source, *others, "--heldout-fraction", "0.06"], "--heldout-fraction 0.05, not 0.06"),
         ([source, *others, "--shard-tokens", "7"], "--shard-tokens 100000, not 7"),
         ([source, *others, "--tokenizer", "bpe:300"], "--tokenizer 'file with SHA-256"),
-        ([long_corpus / "b.jsonl", *others], "source files 2, not 1"),
+        ([corpus / "b.jsonl", *others], "source files 2, not 1"),
     ):
         with pytest.raises(UserError, match="was begun with") as raised:
             prep.here(*changed, "--out", folder)
