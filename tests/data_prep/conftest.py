@@ -64,12 +64,21 @@ class Command:
         return run(parser.parse_args(["--workers", "1", *map(str, arguments)]))
 
     def start(self, *arguments: object) -> "subprocess.Popen[str]":
-        """Start it at the head of a process group, as a shell does."""
+        """Start it at the head of a process group, with Ctrl-C as a shell gives it to what runs in the foreground."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "data_prep", *map(str, arguments)]
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest is in the background
+        try:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def finish(self, *arguments: object) -> str:
         """Run it to its successful end; returns what it printed."""
