@@ -21,6 +21,7 @@ _CHOICES = {
     "granularity": ("layer", "sublayer"),
     "source_kind": ("delta", "state"),
     "block_summary": ("mean", "sum"),
+    "query_scale": ("one", "inverse_sqrt"),
     "query_share": ("read", "group", "all"),
     "key_gain": ("read", "block"),
     "position": ("none", "linear", "rotary"),
@@ -50,6 +51,8 @@ class DepthReadOptions(Variant):
         block_summary: a block stands for the "mean" or the "sum" of its outputs.
         window: how many of the most recent outputs are sources of their own as well, whether or not they are in the
             unfinished block too.
+        query_scale: what the learned vector is multiplied with to give the query: "one", as the published code has it,
+            or "inverse_sqrt", K^(-1/2) (ours), with which a step of Adam moves the query √K times less.
         query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which
             feeds the final norm, has its own in any case (choice).
         query_group: layers in a group.
@@ -79,6 +82,7 @@ class DepthReadOptions(Variant):
     blocks: int = 0
     block_summary: str = "mean"
     window: int = 0
+    query_scale: str = "one"
     query_share: str = "read"
     query_group: int = 4
     query_rank: int = 0

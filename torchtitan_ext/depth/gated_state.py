@@ -63,6 +63,7 @@ class GatedStateLink(Link):
         gate: Linear.Config | None
 
     in_sublayers: ClassVar[bool] = True
+    full_precision: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
