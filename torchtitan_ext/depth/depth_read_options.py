@@ -12,6 +12,7 @@ import torch
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.errors import nearest as hint_for
 from torchtitan_ext.ops.backends import AUTO, BACKENDS, Ask, unavailable
+from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.sizes import Shape
 
 from .depth_plan import DepthPlan
@@ -28,6 +29,9 @@ _CHOICES = {
     "routing": ("replace", "add"),
     "backend": (AUTO, *BACKENDS),
 }
+
+_GROUPS = {"queries": ("queries",), "gains": ("gains",), "maps": ("query_down", "query_up", "value_map")}
+"""Parameter groups, with the parameters of the stream that they hold."""
 
 _NEEDS = {
     "query_group": ("query_share", "group"),
@@ -248,6 +252,15 @@ class DepthReadOptions(Variant):
 
     def parameters(self, shape: Shape) -> int:
         return sum(math.prod(size) for size in self.learned(shape).values())
+
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        """Queries and key gains apart from the maps; no source says how they are decayed (choice: none of them)."""
+        groups = []
+        for name, members in _GROUPS.items():
+            count = sum(math.prod(size) for member, size in self.learned(shape).items() if member in members)
+            if count:
+                groups.append(Group(name, rf"^stream\.({'|'.join(members)})$", count, weight_decay=0.0))
+        return tuple(groups)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Per source of a read 2K for the logit, 2K for the mean square, 2D for the sum and 2RK for the

@@ -94,9 +94,7 @@ def _shard_depth_parameters(model: DepthDecoder, *, reduce_dtype: torch.dtype, *
     learned = [module for module in connections if module.full_precision and any(True for _ in module.parameters())]
     if not learned:
         return None
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.float32, reduce_dtype=reduce_dtype, cast_forward_inputs=False
-    )
+    policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     fully_shard(learned, mp_policy=policy, reshard_after_forward=False, **mesh)
     unit = learned[0]
     assert isinstance(unit, FSDPModule)
