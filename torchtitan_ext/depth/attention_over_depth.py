@@ -134,6 +134,8 @@ class DepthStream(Stream):
             query = self.query(state, outputs)
             h_BTD = self._attend(sources, query, read, state)
             _note_weights(sources, query)
+            if self.variant.read_scale == "sources":
+                h_BTD = h_BTD * len(sources)
         if self.variant.value_map:
             h_BTD = F.linear(h_BTD, self.value_map.to(h_BTD.dtype))
         return h_BTD if state.running is None else state.running + h_BTD

@@ -23,6 +23,7 @@ _CHOICES = {
     "source_kind": ("delta", "state"),
     "block_summary": ("mean", "sum"),
     "query_scale": ("one", "inverse_sqrt"),
+    "read_scale": ("one", "sources"),
     "query_share": ("read", "group", "all"),
     "key_gain": ("read", "block"),
     "position": ("none", "linear", "rotary"),
@@ -57,6 +58,8 @@ class DepthReadOptions(Variant):
             unfinished block too.
         query_scale: what the learned vector is multiplied with to give the query: "one", as the published code has it,
             or "inverse_sqrt", K^(-1/2) (ours), with which a step of Adam moves the query √K times less.
+        read_scale: what a read is multiplied with: "one", as published, or the number of its "sources" (ours), with
+            which reads of equal weights are the sum of their sources.
         query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which
             feeds the final norm, has its own in any case (choice).
         query_group: layers in a group.
@@ -87,6 +90,7 @@ class DepthReadOptions(Variant):
     block_summary: str = "mean"
     window: int = 0
     query_scale: str = "one"
+    read_scale: str = "one"
     query_share: str = "read"
     query_group: int = 4
     query_rank: int = 0
@@ -161,6 +165,11 @@ class DepthReadOptions(Variant):
             raise UserError(
                 f"depth.routing = {self.routing!r} reads finished blocks only, and no block is finished "
                 "before the last read; make depth.block_size smaller"
+            )
+        if self.read_scale == "sources" and self.routing == "add":
+            raise UserError(
+                "depth.read_scale = 'sources' makes reads start as the running sum, but with depth.routing = 'add' they "
+                "are added to it; leave out one of the two"
             )
         if self.backend != AUTO:
             self._check_backend(shape)

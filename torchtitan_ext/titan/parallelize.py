@@ -108,6 +108,7 @@ def check_storages(model: nn.Module) -> None:
     know to be shared: the optimizer then updates one copy, and the forward pass uses the other.
     """
     _fsdp_state(model)._lazy_init()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -118,12 +119,12 @@ def check_storages(model: nn.Module) -> None:
                     first = owners.setdefault(id(sharded.sharded_param), sharded)
                     if first is not sharded or kept.data_ptr() != trained.data_ptr():
                         raise RuntimeError(
-                            f"FSDP has two copies of {first._param_fqn}, and the optimizer would update one of them; "
-                            "modules that share a parameter must share it before they are sharded, and be sharded "
-                            "together"
+                            f"FSDP has two copies of {names.get(id(sharded.sharded_param))}, and the optimizer would "
+                            "update one of them; modules that share a parameter must share it before they are sharded, "
+                            "and be sharded together"
                         )
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in owners:
+    for parameter, name in names.items():
+        if parameter not in owners:
             raise RuntimeError(f"FSDP does not shard {name}: its gradients would not be averaged over ranks")
 
 

@@ -1,0 +1,78 @@
+"""Training does not depend on the number of processes: losses, gradient norms and weights after 20 steps, in fp32.
+
+The batch of 60 sequences can be split over all layouts here. The 512 rows of the embedding cannot be split evenly over
+3, 5 or 6 processes, so that FSDP pads it, and the same goes for most parameters that variants add.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.titan.restore import build, describe, restore
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
+"""The same declarations as others, by another name."""
+RUNS = {name: ["--model.variant", name] for name in VARIANTS if name not in ALIASES}
+RUNS |= {"untied": ["--model.tied", "false"]}
+STANDARD = ("standard", "untied")
+LAYOUTS = {"2": (2, 1), "3": (3, 1), "4": (4, 1), "5": (5, 1), "6": (6, 1), "2x2": (4, 2), "2x3": (6, 2)}
+"""Processes, and how many groups of them hold a whole copy of the model each."""
+EVERY_VARIANT = ("3", "2x2")
+CASES = [(layout, name) for layout in LAYOUTS for name in (RUNS if layout in EVERY_VARIANT else STANDARD)]
+
+TrainMany = Callable[..., dict[str, RunFolder]]
+
+
+def train(train_many: TrainMany, names: list[str], ranks: int, replicate: int) -> dict[str, RunFolder]:
+    short = [
+        *("--training.steps", str(STEPS), "--optimizer.warmup_steps", "2", "--training.batch_tokens", "960"),
+        *("--data.seq_len", "16", "--training.micro_batch", str(60 // ranks), "--training.precision", "fp32"),
+        *("--checkpoint.every", "0", "--heldout.every", "0", "--parallelism.replicate", str(replicate)),
+    ]
+    return train_many({name: [*short, *RUNS[name]] for name in names}, ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def alone(train_many: TrainMany) -> dict[str, RunFolder]:
+    return train(train_many, list(RUNS), 1, 1)
+
+
+@pytest.fixture(scope="module")
+def trained(train_many: TrainMany) -> dict[str, dict[str, RunFolder]]:
+    """The runs of every layout, one launch for each."""
+    return {
+        layout: train(train_many, [name for of, name in CASES if of == layout], ranks, replicate)
+        for layout, (ranks, replicate) in LAYOUTS.items()
+    }
+
+
+def curve(folder: RunFolder, tag: str) -> torch.Tensor:
+    return torch.tensor([record[tag] for record in folder.metrics() if tag in record], dtype=torch.float64)
+
+
+def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
+    return {name: weight.double() for name, weight in restore(folder).model.named_parameters()}
+
+
+@pytest.mark.parametrize(("layout", "name"), CASES)
+def test_a_run_is_that_of_one_process(
+    layout: str, name: str, alone: dict[str, RunFolder], trained: dict[str, dict[str, RunFolder]]
+) -> None:
+    one, many = alone[name], trained[layout][name]
+    for tag in ("loss_metrics/global_avg_loss", "grad_norm"):
+        expected, found = curve(one, tag), curve(many, tag)
+        assert len(expected) == len(found) == STEPS
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0, msg=lambda text, tag=tag: f"{tag}: {text}")
+    model = build(describe(one))
+    model.init_states()
+    start = {parameter: weight.detach().double() for parameter, weight in model.named_parameters()}
+    expected_weights, found_weights = weights(one), weights(many)
+    for parameter, weight in expected_weights.items():
+        moved = (weight - start[parameter]).norm()
+        assert (found_weights[parameter] - weight).norm() <= 1e-3 * moved, parameter
