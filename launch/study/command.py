@@ -106,7 +106,7 @@ def _status(args: argparse.Namespace, study: "Study") -> int:
             shown = text
         if not args.watch or all(state.ended for state in found.values()):
             return 0
-        if any(not state.run.solved and state.state != "waiting" for state in found.values()):
+        if any(state.run.command is None and state.state != "waiting" for state in found.values()):
             plan = plan_study(study, plan.ranks)  # what it waited for is measured now
         time.sleep(WATCH_EVERY)
 

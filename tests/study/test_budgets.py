@@ -10,7 +10,8 @@ GATE = "variants: [standard, m_gate_kv]\nbaseline: standard\n"
 
 
 def settings(run: PlannedRun) -> dict[str, str]:
-    keys, values = run.overrides[::2], run.overrides[1::2]
+    assert run.command
+    keys, values = run.command.overrides[::2], run.command.overrides[1::2]
     return dict(zip(keys, values, strict=True))
 
 

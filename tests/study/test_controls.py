@@ -78,7 +78,7 @@ def test_wall_clock_waits_for_the_step_times_of_all_seeds(
         *("standard-debug-s0", "standard-debug-s1"),
         *("m_gate_kv-debug-s0", "m_gate_kv-debug-s1"),
     )
-    assert (control.solved, control.resolved, control.overrides) == (False, None, ())
+    assert (control.command, control.resolved) == (None, None)
 
 
 def test_wall_clock_gives_the_baseline_the_steps_that_the_slower_step_would_have_bought(
@@ -90,13 +90,12 @@ def test_wall_clock_gives_the_baseline_the_steps_that_the_slower_step_would_have
     train(runs["standard-debug-s0"], [9.0, 0.10, 0.10, 0.11, 0.09])
     train(runs["standard-debug-s1"], [9.0, 0.11, 0.11])
     train(runs["m_gate_kv-debug-s0"], [9.0, 0.12, 0.12])
-    assert not replan().runs[-1].solved
+    assert replan().runs[-1].command is None
     train(runs["m_gate_kv-debug-s1"], [9.0, 0.14, 0.14], state="running")
-    assert not replan().runs[-1].solved
+    assert replan().runs[-1].command is None
     train(runs["m_gate_kv-debug-s1"], [9.0, 0.14, 0.14], state="diverged")
     # 1000 · 0.13 / 0.105 = 1238.1; a tenth of it is warm-up.
     for control in replan().runs[-2:]:
-        assert control.solved
         assert control.resolved
         assert control.resolved.steps == 1238
         assert control.resolved.run.optimizer.warmup_steps == 123

@@ -37,8 +37,9 @@ def test_overrides_are_what_train_takes(plan: Callable[..., Plan], monkeypatch: 
     monkeypatch.setenv("WORLD_SIZE", "2")
     baseline, variant = plan(study).runs
     for run in (baseline, variant):
+        assert run.command
         assert run.resolved
-        again = load_resolved(str(run.config_file), list(run.overrides))
+        again = load_resolved(str(run.command.config_file), list(run.command.overrides))
         assert again.run == run.resolved.run
         assert (again.run.name, Path(again.run.folder)) == (run.name, run.folder)
     assert variant.resolved
@@ -143,4 +144,6 @@ def test_the_command_line_wins_over_the_file(plan: Callable[..., Plan]) -> None:
 def test_a_plan_is_the_same_every_time(load: Callable[..., object]) -> None:
     load(GATE + "budget: {match: flops}\nseeds: [0, 1]\ncontrols: [{wall_clock: m_gate_kv}]")
     first, second = (plan_study(load_study("s.yaml"), ranks=2).runs for _ in range(2))
-    assert [run.overrides for run in first] == [run.overrides for run in second]
+    assert [run.command and run.command.overrides for run in first] == [
+        run.command and run.command.overrides for run in second
+    ]

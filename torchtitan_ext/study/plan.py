@@ -11,7 +11,7 @@ from torchtitan_ext.study.check import control_label
 from torchtitan_ext.study.differences import check_intended, differences_between
 from torchtitan_ext.study.exclusions import Exclusions
 from torchtitan_ext.study.measured import begun_steps, common_step_seconds
-from torchtitan_ext.study.planned import Plan, PlannedRun
+from torchtitan_ext.study.planned import Plan, PlannedRun, TrainCommand
 from torchtitan_ext.study.record import check_folder
 from torchtitan_ext.study.run_keys import RunKeys
 from torchtitan_ext.study.schema import Study
@@ -149,10 +149,7 @@ class _Planner:
             control=case.control,
             baseline=baseline.name if baseline else None,
             after=after,
-            config_file=self.study.base_file,
-            overrides=(),
-            solved=False,
-            resolved=None,
+            command=None,
             matches=case.matches,
         )
         if case.keys is not None:
@@ -166,7 +163,8 @@ class _Planner:
             resolved = keys.resolve(keys.load(self.study.base_file), self.group.ranks)
             differences = differences_between(resolved, baseline.resolved if baseline else None)
             check_intended(differences, case.intended, f"{case.place}: {name}")
-            run = replace(run, overrides=keys.tokens(), solved=True, resolved=resolved, differences=differences)
+            command = TrainCommand(self.study.base_file, keys.tokens(), resolved)
+            run = replace(run, command=command, differences=differences)
         self.planned.append(run)
         if is_baseline:
             self.baselines[seed] = run

@@ -10,6 +10,26 @@ from torchtitan_ext.study.solve import Match
 
 
 @dataclass(frozen=True)
+class TrainCommand:
+    """How a run is started. There is none for a run that is not solved, which can therefore not be started.
+
+    Attributes:
+        config_file: the base run file.
+        overrides: what the run sets over it.
+        resolved: the run that both give, with nothing left open.
+    """
+
+    config_file: Path
+    overrides: tuple[str, ...]
+    resolved: ResolvedRun
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `torchtitan_ext.train`."""
+        return ["--config-file", str(self.config_file), *self.overrides]
+
+
+@dataclass(frozen=True)
 class PlannedRun:
     """One run of a study.
 
@@ -25,10 +45,7 @@ class PlannedRun:
         control: ``detached``, ``wider`` or ``wall_clock``; None for an entry of ``variants``.
         baseline: name of the run it is compared with; None for a baseline run.
         after: names of the runs that must have ended before this one can be solved and started.
-        config_file: the base run file.
-        overrides: what it sets, as `torchtitan_ext.train` takes it; empty while it is not solved.
-        solved: False for a wall-clock control until the step times that it needs are measured.
-        resolved: the run with nothing left open; None while it is not solved.
+        command: how it is started; None for a wall-clock control until the step times that it needs are measured.
         matches: what was solved for it, and how well it met the budget.
         differences: what it trains otherwise than its baseline: run keys with its own and the baseline's value.
     """
@@ -44,12 +61,14 @@ class PlannedRun:
     control: str | None
     baseline: str | None
     after: tuple[str, ...]
-    config_file: Path
-    overrides: tuple[str, ...]
-    solved: bool
-    resolved: ResolvedRun | None
+    command: TrainCommand | None
     matches: tuple[Match, ...] = ()
     differences: tuple[tuple[str, Any, Any], ...] = ()
+
+    @property
+    def resolved(self) -> ResolvedRun | None:
+        """The run with nothing left open; None while it is not solved."""
+        return self.command.resolved if self.command is not None else None
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _waiting(plan: Plan, groups: Groups) -> list[tuple[str, str]]:
     return [
         (label, f"for the step times of {' and '.join(dict.fromkeys(labels[name] for name in runs[0].after))}")
         for label, runs in groups.items()
-        if not runs[0].solved
+        if runs[0].command is None
     ]
 
 
