@@ -141,6 +141,19 @@ def test_the_command_line_wins_over_the_file(plan: Callable[..., Plan]) -> None:
     assert (found.runs[0].resolved.steps, found.runs[0].resolved.run.optimizer.lr) == (20, 1e-3)
 
 
+def test_the_command_line_takes_whole_mappings(plan: Callable[..., Plan]) -> None:
+    text = GATE + "budget: {tolerance: 0.1}\nset: {training.steps: 10, optimizer.lr: 1e-3}"
+    tokens = ["--budget", "{match: params, by: ffn_width}", "--stop={behind: 1, at_step: 5}"]
+    found = plan(text, *tokens, "--set", "{training.steps: 20}", "--folder", "{name}-{name}")
+    # A mapping replaces the file's.
+    assert (found.study.budget.match, found.study.budget.tolerance) == ("params", 0.005)
+    assert found.study.set == {"training.steps": 20}
+    assert found.study.stop
+    assert (found.study.stop.behind, found.study.stop.at_step) == (1, 5)
+    # A path in braces stays a path.
+    assert found.study.folder == Path("s-s")
+
+
 def test_a_plan_is_the_same_every_time(load: Callable[..., object]) -> None:
     load(GATE + "budget: {match: flops}\nseeds: [0, 1]\ncontrols: [{wall_clock: m_gate_kv}]")
     first, second = (plan_study(load_study("s.yaml"), ranks=2).runs for _ in range(2))
