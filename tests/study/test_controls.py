@@ -58,6 +58,26 @@ def test_a_wider_baseline_of_a_given_width(plan: Callable[..., Plan], message: C
     )
 
 
+def test_a_wider_baseline_has_a_width_for_each_size(plan: Callable[..., Plan], message: Callable[..., str]) -> None:
+    text = GATE + "sizes: [debug, 10M]\ncontrols:\n  - {wider: m_gate_kv, width: %s}"
+    found = plan(text % "{10M: 320, debug: 96}").runs
+    widths = [run.resolved and run.resolved.shape.width for run in found if run.control == "wider"]
+    assert widths == [96, 320]
+    assert message(text % 320) == (
+        "s.yaml:6: width 320 cannot fit all of debug, 10M; give a width for each as {debug: 320, ...}, or leave width "
+        "out to have each feed-forward widened"
+    )
+    assert message(text % "{debug: 96}") == "s.yaml:6: width has none for 10M; add {10M: WIDTH} to it"
+    assert message(text % "{debug: 96, 10N: 8}") == (
+        "s.yaml:6: width is given for '10N', no size of this study; did you mean '10M'?"
+    )
+    assert message(text % "[96]").startswith("s.yaml:6: controls[0].width is [96]; must be a whole number greater than")
+    # The size may also be the base's.
+    assert message(GATE + "controls:\n  - {wider: m_gate_kv, width: {1.2M: 160}}").startswith(
+        "s.yaml:5: width is given for '1.2M', no size of this study; choose from: debug"
+    )
+
+
 def test_a_baseline_that_is_no_smaller_needs_no_wider_one(message: Callable[..., str]) -> None:
     narrow = "{variant: m_gate_kv, set: {model.ffn_width: 64}}"
     text = f"variants: [standard, {narrow}]\nbaseline: standard\ncontrols:\n  - wider: m_gate_kv"

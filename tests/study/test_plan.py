@@ -113,7 +113,8 @@ def test_the_text_fits_80_columns_and_says_what_differs(plan: Callable[..., Plan
     text = plan_text(
         plan(
             GATE + "budget: {match: params}\nseeds: [0, 1, 2]\nsizes: [debug, 1.2M]\nlearning_rates: [1e-3]\n"
-            "controls: [{detached: m_gate_kv}, {wider: m_gate_kv, width: 144}, {wall_clock: m_gate_kv}]"
+            "controls: [{detached: m_gate_kv}, {wall_clock: m_gate_kv}, "
+            "{wider: m_gate_kv, width: {debug: 72, 1.2M: 160}}]"
         ),
         Speed("H100", 0.5),
     )
@@ -124,7 +125,12 @@ def test_the_text_fits_80_columns_and_says_what_differs(plan: Callable[..., Plan
     assert "standard-debug-lr0.001         3    230k    1000    512k 8.07e11   <0.01  5.52MB" in lines
     assert "  m_gate_kv-debug-lr0.001: model.ffn_width 144, 230,336 parameters against" in lines
     assert "    229,952 (+0.17%)" in lines
-    assert "  m_gate_kv_wider: model.width 144 (64), model.ffn_width 432 (192)" not in lines  # another width at 1.2M
+    # Another width at 1.2M, and heads of 18: 286,344 parameters are 24.5% above 229,952.
+    assert "  m_gate_kv_wider-debug-lr0.001: model.width 72 (64), model.ffn_width 216 (192)" in lines
+    assert "  m_gate_kv_wider-debug-lr0.001: heads of 18" in lines
+    assert "  m_gate_kv_wider-debug-lr0.001: +24.5% parameters against" in lines
+    # The gates of 3 of the 4 layers: 3 · 2 · 64 · 65
+    assert "  m_gate_kv_detached-debug-lr0.001: 24,960 of 230,336 parameters (10.8%)" in lines
     assert "GPU-hours assume H100 at 50% of 989 TFLOP/s" in text
     assert "m_gate_kv_wall_clock-1.2M-lr0.001: for the step times of" in text
     # What is the same at all sizes is said once.

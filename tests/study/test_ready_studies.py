@@ -41,8 +41,8 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
     characters = "".join(map(chr, range(48, 48 + 64)))
     Path("plays.txt").write_text("".join(f"{characters[number % 64 :]}{characters}\n" for number in range(200)))
     prep = ["prep", "plays.txt", "--document-separator", "\\n", "--tokenizer", "characters", "--workers", "1"]
-    assert cli.main([*prep, "--heldout-fraction", "0.2", "--out", "characters"]) == 0
-    plan = planned("seed_m_gate", "--set.data.path", "characters")
+    assert cli.main([*prep, "--heldout-fraction", "0.2", "--out", "data/shakespeare-char"]) == 0
+    plan = planned("seed_m_gate")
     assert len(plan.runs) == 5 * 8
     standard, variant, detached, wider = plan.runs[:4]
     assert [run.entry for run in plan.runs[:4]] == ["standard", "m_gate_kv", "m_gate_kv_detached", "m_gate_kv_wider"]
@@ -58,7 +58,7 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
         assert run.resolved
         assert train_tokens(run.resolved) == 3000 * 32 * 128
     # The documentation shows this plan, for one process.
-    one = plan_study(load_study(plan.study.file, ["--set.data.path", "characters"]), ranks=1)
+    one = plan_study(load_study(plan.study.file), ranks=1)
     assert f"seed_m_gate.yaml --nproc 1\n{plan_text(one).rstrip()}\n```" in (DOCS / "studies.md").read_text()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.study import controls
 from torchtitan_ext.study.cases import Case, Group
-from torchtitan_ext.study.check import control_label
+from torchtitan_ext.study.check import check_widths, control_label
 from torchtitan_ext.study.differences import check_intended, differences_between
 from torchtitan_ext.study.exclusions import Exclusions
 from torchtitan_ext.study.measured import begun_steps, common_step_seconds
@@ -49,8 +49,11 @@ def _sizes(study: Study) -> Iterator[tuple[str, RunKeys]]:
     for key, value in study.set.items():
         common = common.with_values({key: value}, study.origin("set", key))
     if study.sizes is None:
-        yield common.load(study.base_file).model.size, common
+        size_of_base = common.load(study.base_file).model.size
+        check_widths(study, [size_of_base])
+        yield size_of_base, common
         return
+    check_widths(study, [size.size for size in study.sizes])
     for number, size in enumerate(study.sizes):
         keys = common
         for key, value in size.set.items():
@@ -95,7 +98,7 @@ class _Planner:
             if control.kind == "detached":
                 cases[label] = controls.detached(variant, place)
             elif control.kind == "wider":
-                cases[label] = controls.wider(self.group, variant, control.width, place)
+                cases[label] = controls.wider(self.group, variant, control.width_at(self.group.size), place)
             else:
                 waiting.append((variant, place))
         for seed in self.study.seeds:
