@@ -18,10 +18,12 @@ ROOMS = {
     "torchtitan_ext/orphans.py": set(),
     "torchtitan_ext/units.py": set(),
     "torchtitan_ext/gpus.py": {"torchtitan_ext.errors"},
-    "torchtitan_ext/run_file": {"torchtitan_ext.errors", "torchtitan_ext.run_file"},
+    "torchtitan_ext/parameter_groups.py": {"torchtitan_ext.errors"},
+    "torchtitan_ext/run_file": {"torchtitan_ext.errors", "torchtitan_ext.parameter_groups", "torchtitan_ext.run_file"},
     "torchtitan_ext/ops": {"torchtitan_ext.ops", "torch"},
     "torchtitan_ext/depth": {
         "torchtitan_ext.errors",
+        "torchtitan_ext.parameter_groups",
         "torchtitan_ext.sizes",
         "torchtitan_ext.recipe",
         "torchtitan_ext.ops",

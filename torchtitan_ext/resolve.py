@@ -10,6 +10,7 @@ from data_prep.windows import Windows
 from torchtitan_ext.depth.registry import VARIANTS, variant_of
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.parameter_groups import Group, TrainedGroup, trained_groups, with_settings
 from torchtitan_ext.recipe import compute_optimal_tokens, recipe_for
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.sizes import SIZES, Shape, padded_vocab, shape_of
@@ -23,11 +24,13 @@ MICRO_BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with every open value filled in. ``run`` is itself a complete run file again."""
+    """A run with every open value filled in. ``run`` is itself a complete run file again; ``groups`` are the variant's
+    parameter groups with the settings of the run."""
 
     run: Run
     shape: Shape
     variant: Variant
+    groups: tuple[Group, ...]
     dataset: TokenDataset
     ranks: int
 
@@ -51,6 +54,18 @@ class ResolvedRun:
         """Training FLOPs per token, forward and backward."""
         seq_len = self.run.data.seq_len
         return self.shape.flops_per_token(seq_len) + self.variant.flops_per_token(self.shape, seq_len)
+
+    def parameter_groups(self) -> tuple[TrainedGroup, ...]:
+        """All parameters by how they are trained; a parameter belongs to the first group whose pattern it matches."""
+        optimizer, undecayed = self.run.optimizer, self.shape.undecayed_parameters()
+        assert optimizer.lr is not None
+        return trained_groups(
+            {"norms and embeddings": undecayed, "matrices": self.shape.parameters() - undecayed},
+            self.groups,
+            tied=self.shape.tied,
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+        )
 
     def identity(self) -> dict[str, Any]:
         """What a run folder's run is; a run that differs in any of it is another run and cannot continue there."""
@@ -109,10 +124,12 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
         heads=model.heads,
         kv_heads=model.kv_heads,
         ffn_width=model.ffn_width,
+        tied=model.tied,
         where=run.origin("model.size"),
     )
     variant = variant_of(model.variant).with_options(run.depth, run.origin)
     variant.check(shape)
+    groups = with_settings(variant.groups(shape), run.groups, run.origin)
 
     budget = run.training.tokens
     if run.training.tokens_per_parameter is not None:
@@ -151,7 +168,7 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
     _check_parallelism(run, ranks)
     if planned is None:
         _check_data(run, dataset, recipe.batch_tokens)
-    return ResolvedRun(filled, shape, variant, dataset, ranks)
+    return ResolvedRun(filled, shape, variant, groups, dataset, ranks)
 
 
 def _decay_fraction(run: Run, recommended: float) -> float | None:

@@ -67,6 +67,10 @@ class Shape(Size):
         layers = self.layers * (attention + feed_forward + norms)
         return layers + self.width + (1 if self.tied else 2) * self.vocab_size * self.width
 
+    def undecayed_parameters(self) -> int:
+        """The parameters of norms, and of the embedding, which is the head's matrix too where they are tied."""
+        return (2 * self.layers + 1) * self.width + self.vocab_size * self.width
+
     def matmul_parameters(self) -> int:
         """The parameters without the embedding look-up; a tied embedding stays in, for it is the head's matrix."""
         return self.parameters() if self.tied else self.parameters() - self.vocab_size * self.width

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab-size", type=int, default=50_304, help="tokens in the vocabulary (default: %(default)s)"
     )
     parser.add_argument("--seq-len", type=int, default=2048, help="tokens in a window (default: %(default)s)")
+    parser.add_argument("--groups", action="store_true", help="show how the parameters that it adds are trained")
     parser.add_argument("--sources", action="store_true", help="show where each variant comes from")
 
 
@@ -32,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
             continue
         added = variant.flops_per_token(shape, args.seq_len) / flops
         print(f"{name:<24} {variant.parameters(shape):>12,} {added:>8.2%}  {variant.summary}")
+        if args.groups:
+            for group in variant.groups(shape):
+                print(f"{'':<24} {group}")
         if args.sources:
             print(f"{'':<24} {variant.source}")
     return 0

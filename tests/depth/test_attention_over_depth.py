@@ -155,7 +155,8 @@ class ListModel:
                         x = x * len(self.outputs[(done - 1) // self.size * self.size :])
                 down, up = self.learned["query_down"][row], self.learned["query_up"][row]
                 query = query + (x / rms(x)) @ down.T @ up
-            query = query / math.sqrt(self.key_width)
+            if self.v.query_scale == "inverse_sqrt":
+                query = query / math.sqrt(self.key_width)
             logits = []
             for value, block, position in sources:
                 key = value[..., value.shape[-1] - self.key_width :]
@@ -176,6 +177,7 @@ class ListModel:
 
 
 COMBINATIONS = {
+    "scaled queries": AttentionOverDepth(block_size=2, query_scale="inverse_sqrt", query_rank=2),
     "state sources": AttentionOverDepth(block_size=2, source_kind="state"),
     "state sources by sublayer": AttentionOverDepth(
         granularity="sublayer", block_size=3, source_kind="state", window=2

@@ -15,12 +15,13 @@ FULL = """\
 name: full
 folder: out/{name}
 seed: 3
-model: {size: 60M, variant: block_attnres, layers: 3, width: 64, heads: 4, kv_heads: 2, ffn_width: 96}
+model: {size: 60M, variant: block_attnres, layers: 3, width: 64, heads: 4, kv_heads: 2, ffn_width: 96, tied: false}
+groups: {queries.lr_factor: 2, gates.lr: 2e-2, gates.weight_decay_factor: 0.5}
 depth: {zeta: 1e-5, blocks: 4, norm: true, gain: 1.0, kind: '1e-3'}
 data: {path: "data: set #1", seq_len: 512, seed: 9, document_mask: true}
 training: {tokens_per_parameter: 20.5, batch_tokens: 4096, micro_batch: 2, precision: bf16, compile: true,
   activation_checkpoint: selective, max_grad_norm: 0.5, deterministic: true}
-optimizer: {lr: 3e-4, beta1: 0.8, beta2: 0.99, eps: 1e-15, weight_decay: 0, decay_depth_parameters: true,
+optimizer: {lr: 3e-4, beta1: 0.8, beta2: 0.99, eps: 1e-15, weight_decay: 0,
   schedule: wsd, warmup_steps: 0, decay_fraction: 0.2, min_lr_ratio: 0.1}
 parallelism: {replicate: 2, shard: 4, reshard_after_forward: never}
 checkpoint: {every: 0, keep_last: 3, milestones: [10, 20]}
@@ -31,6 +32,7 @@ logging: {every: 1, tensorboard: false}
 
 def test_round_trip_of_every_key(load: Load) -> None:
     run = load(FULL)
+    assert run.groups == {"queries.lr_factor": 2, "gates.lr": 0.02, "gates.weight_decay_factor": 0.5}
     assert run.depth == {"zeta": 1e-5, "blocks": 4, "norm": True, "gain": 1.0, "kind": "1e-3"}
     text = dump_run(run)
     assert load(text) == run
@@ -45,14 +47,15 @@ def test_round_trip_of_defaults(load: Load, base: str) -> None:
 
 
 def test_the_order_of_keys_is_the_schemas(load: Load, base: str) -> None:
-    data = yaml.safe_load(dump_run(load("depth:\n  b: 1\n  a: 2\n" + base)))
+    data = yaml.safe_load(dump_run(load("depth:\n  b: 1\n  a: 2\ngroups:\n  b.lr: 1\n  a.lr: 2\n" + base)))
     assert list(data["depth"]) == ["a", "b"]
-    del data["depth"]
+    assert list(data["groups"]) == ["a.lr", "b.lr"]
+    del data["depth"], data["groups"]
     keys: list[str] = []
     for key, value in data.items():
         keys += [f"{key}.{below}" for below in value] if isinstance(value, dict) else [key]
     rows = [row.key for row in describe_schema()]
-    assert keys == [key for key in rows if key not in ("extends", "depth.<option>")]
+    assert keys == [key for key in rows if key != "extends" and "<" not in key]
 
 
 def test_repeated_values_make_no_aliases(load: Load, base: str) -> None:

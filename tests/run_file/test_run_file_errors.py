@@ -24,7 +24,10 @@ KNOWN = {"model.size": ["10M", "60M"], "model.variant": ["standard", "block_attn
         ("\nparalelism:\n  shard: 2", "x.yaml:8: paralelism is not a key; did you mean 'parallelism'?"),
         ("data.seed: 5", "x.yaml:7: data.seed cannot stand on one line; write 'seed:' indented below 'data:'"),
         ("depth:\n  block-size: 4", "x.yaml:8: depth.block-size is not a key; an option holds only letters, digits"),
-        ("1: 5", "x.yaml:7: 1 is not a key; choose from: extends, name, folder, seed, model, depth, data, training"),
+        (
+            "1: 5",
+            "x.yaml:7: 1 is not a key; choose from: extends, name, folder, seed, model, depth, groups, data",
+        ),
         ('"a\\nb": 5', "x.yaml:7: 'a\\nb' is not a key; choose from: extends"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_file import Run, describe_schema, load_run
 
-KEYS = [row.key for row in describe_schema() if row.key not in ("extends", "depth.<option>")]
+KEYS = [row.key for row in describe_schema() if row.key != "extends" and "<" not in row.key]
 ROUNDS = 40
 
 

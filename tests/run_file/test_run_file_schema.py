@@ -28,6 +28,7 @@ def test_every_key_is_described_in_one_line() -> None:
         ("model.size", "text", "required"),
         ("model.layers", "a whole number greater than 0 (or null)", "null"),
         ("depth.<option>", "a number, or true or false, or text", "the variant's"),
+        ("groups.<group>.<setting>", "a number at least 0", "the variant's"),
         ("data.seq_len", "a whole number greater than 0 and a multiple of 8", "1024"),
         ("training.precision", "one of auto, bf16, fp32", "auto"),
         ("training.compile", "true or false", "false"),
@@ -50,6 +51,9 @@ def test_a_run_built_in_code_is_checked_too() -> None:
             Run.model_validate(sections | {"training": training})
     with pytest.raises(ValidationError):
         Run.model_validate(sections | {"training": {"steps": 1}, "depth": {"a.b": 1}})
+    for groups in ({"a": 1}, {"a.rate": 1}, {"a.lr": -1}):
+        with pytest.raises(ValidationError):
+            Run.model_validate(sections | {"training": {"steps": 1}, "groups": groups})
 
 
 def test_run_files_need_no_torch() -> None:

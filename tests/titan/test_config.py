@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch import nn
 
 from torchtitan_ext.depth.attention import FusedAttention
 from torchtitan_ext.depth.build import decoder_config
+from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.depth.variant import Variant
+from torchtitan_ext.errors import UserError
+from torchtitan_ext.parameter_groups import group_of
 from torchtitan_ext.resolve import ResolvedRun, resolve
 from torchtitan_ext.run_file import load_run
 from torchtitan_ext.titan.config import trainer_config
@@ -36,19 +41,54 @@ def test_norms_and_embeddings_are_not_decayed(dataset: Path, tmp_path: Path) -> 
         assert is_decayed == name.endswith(("wqkv.weight", "wo.weight", "w1.weight", "w2.weight", "w3.weight")), name
 
 
-@pytest.mark.parametrize("variant", ["control_block", "m_gate_kv", "moda", "residual_scalars"])
-def test_what_a_variant_learns_about_depth_is_decayed_on_request_alone(
-    variant: str, dataset: Path, tmp_path: Path
-) -> None:
-    standard = decayed(resolved(dataset, tmp_path))
-    usual = decayed(resolved(dataset, tmp_path, "--model.variant", variant))
-    asked = decayed(resolved(dataset, tmp_path, "--model.variant", variant, "--optimizer.decay_depth_parameters"))
-    added = set(usual) - set(standard)
-    assert added
-    assert not any(usual[name] for name in added)
-    # A gate's bias stays undecayed, as every bias does.
-    assert all(asked[name] for name in added if not name.endswith(".bias"))
-    assert all(usual[name] == asked[name] == standard[name] for name in standard)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_groups_of_a_variant_are_its_parameters_and_no_others(variant: str, dataset: Path, tmp_path: Path) -> None:
+    run = resolved(dataset, tmp_path, "--model.variant", variant)
+    config = decoder_config(run.shape, run.variant, seq_len=64, inner_attention=FusedAttention.Config())
+    standard = {name for name, _ in standard_of(run).named_parameters()}
+    found: dict[str, int] = {}
+    for name, parameter in config.build().named_parameters():
+        group = group_of(name, run.parameter_groups())
+        assert (group.name in ("matrices", "norms and embeddings")) == (name in standard), name
+        found[group.name] = found.get(group.name, 0) + parameter.numel()
+    assert found == {group.name: group.parameters for group in run.parameter_groups()}
+
+
+def standard_of(run: ResolvedRun) -> nn.Module:
+    return decoder_config(run.shape, Variant(), seq_len=64, inner_attention=FusedAttention.Config()).build()
+
+
+def test_groups_take_absolute_values_and_factors(dataset: Path, tmp_path: Path) -> None:
+    gate = ["--model.variant", "m_gate_kv", "--optimizer.lr", "0.01"]
+    asked = ["--groups.gates.lr", "0.02", "--groups.gates.weight_decay_factor", "0.5"]
+    run = resolved(dataset, tmp_path, *gate, *asked, "--groups.gate_biases.lr_factor", "3")
+    rates = {group.name: (group.lr, group.weight_decay) for group in run.parameter_groups()}
+    assert rates == {
+        "gate_biases": (0.03, 0.0),
+        "gates": (0.02, 0.05),
+        "norms and embeddings": (0.01, 0.0),
+        "matrices": (0.01, 0.1),
+    }
+    usual = resolved(dataset, tmp_path, *gate).parameter_groups()
+    assert [(group.lr, group.weight_decay) for group in usual] == [(0.01, 0.0), (0.01, 0.1), (0.01, 0.0), (0.01, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--groups.gate.lr", "1"], "is not for a parameter group of the variant; did you mean 'gates'?"),
+        (["--groups.gates.rate", "1"], "--groups.gates.rate is not a key; write the name of a parameter group and"),
+        (["--groups.gates.lr", "-1"], "--groups.gates.lr is -1; must be at least 0"),
+        (
+            ["--groups.gates.lr", "1", "--groups.gates.lr_factor", "1"],
+            "groups.gates.lr and groups.gates.lr_factor both set one value; keep one",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_group_is_one_line(overrides: list[str], message: str, dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        resolved(dataset, tmp_path, "--model.variant", "m_gate_kv", *overrides)
+    assert "\n" not in str(error.value)
 
 
 def test_the_schedule_follows_the_run(dataset: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import yaml
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.resolve import KNOWN_NAMES, MICRO_BATCH_TOKENS, ResolvedRun, resolve
 from torchtitan_ext.run_file import Run, load_run
+from torchtitan_ext.run_file.schema import OPEN_SECTIONS
 
 from . import SIZE, VARIANTS, VOCABULARY
 from .random_tokens import write_random_tokens
@@ -100,7 +101,7 @@ def check_same_settings(one: Run, other: Run) -> None:
 
 def _settings(run: Run) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, value in run.model_dump(exclude={*UNUSED, "depth"}).items():
+    for name, value in run.model_dump(exclude={*UNUSED, *OPEN_SECTIONS}).items():
         flat |= {f"{name}.{key}": below for key, below in value.items()} if isinstance(value, dict) else {name: value}
     del flat["model.variant"]
     return flat
@@ -113,9 +114,10 @@ def _run_of(file: str, variant: str, overrides: list[str]) -> Run:
     if run.model.variant == variant and variant != BASELINE:
         return run
     foreign = [
-        f"--depth.{key}=null"
-        for key in run.depth
-        if variant == BASELINE or not run.origin(f"depth.{key}").startswith("command line")
+        f"--{section}.{key}=null"
+        for section in OPEN_SECTIONS
+        for key in getattr(run, section)
+        if variant == BASELINE or not run.origin(f"{section}.{key}").startswith("command line")
     ]
     return load_run(file, [*overrides, "--model.variant", variant, *foreign], known=KNOWN_NAMES)
 

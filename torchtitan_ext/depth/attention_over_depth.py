@@ -135,7 +135,7 @@ class DepthStream(Stream):
             h_BTD = self._attend(sources, query, read, state)
             _note_weights(sources, query)
         if self.variant.value_map:
-            h_BTD = F.linear(h_BTD, self.value_map)
+            h_BTD = F.linear(h_BTD, self.value_map.to(h_BTD.dtype))
         return h_BTD if state.running is None else state.running + h_BTD
 
     def _attend(self, sources: list[torch.Tensor], query: DepthQuery, read: Read, state: DepthState) -> torch.Tensor:
@@ -179,7 +179,8 @@ class DepthStream(Stream):
         vectors_mK = self.queries[read.query_row].to(dtype).unsqueeze(0)
         if self.variant.query_rank:
             vectors_mK = torch.cat([vectors_mK, self.query_up[read.row].to(dtype)])
-        vectors_mK = vectors_mK * vectors_mK.shape[-1] ** -0.5
+        if self.variant.query_scale == "inverse_sqrt":
+            vectors_mK = vectors_mK * vectors_mK.shape[-1] ** -0.5
         gain = gain.to(dtype)
         if self.variant.position == "rotary":
             distances = [read.position - source.position for source in read.sources]

@@ -46,7 +46,7 @@ class ScaledLink(PairLink):
         x_BTD, embedding_BTD = state
         if site is Site.FEED_FORWARD:
             return x_BTD
-        return self.residual_scale * x_BTD + self.embedding_scale * embedding_BTD
+        return (self.residual_scale * x_BTD + self.embedding_scale * embedding_BTD).to(x_BTD.dtype)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class ValueLink(Link):
         """This layer's values, and the first layer's for the layers to come."""
         if self.mix is None or first_BTKH is None:
             return v_BTKH, v_BTKH
-        return (1 - self.mix) * v_BTKH + self.mix * first_BTKH, first_BTKH
+        mixed_BTKH = (1 - self.mix) * v_BTKH + self.mix * first_BTKH
+        return mixed_BTKH.to(v_BTKH.dtype), first_BTKH
 
 
 class ValueStream(Stream):

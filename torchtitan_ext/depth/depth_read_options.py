@@ -12,6 +12,7 @@ import torch
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.errors import nearest as hint_for
 from torchtitan_ext.ops.backends import AUTO, BACKENDS, Ask, unavailable
+from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.sizes import Shape
 
 from .depth_plan import DepthPlan
@@ -21,12 +22,16 @@ _CHOICES = {
     "granularity": ("layer", "sublayer"),
     "source_kind": ("delta", "state"),
     "block_summary": ("mean", "sum"),
+    "query_scale": ("one", "inverse_sqrt"),
     "query_share": ("read", "group", "all"),
     "key_gain": ("read", "block"),
     "position": ("none", "linear", "rotary"),
     "routing": ("replace", "add"),
     "backend": (AUTO, *BACKENDS),
 }
+
+_GROUPS = {"queries": ("queries",), "gains": ("gains",), "maps": ("query_down", "query_up", "value_map")}
+"""Parameter groups, with the parameters of the stream that they hold."""
 
 _NEEDS = {
     "query_group": ("query_share", "group"),
@@ -50,6 +55,8 @@ class DepthReadOptions(Variant):
         block_summary: a block stands for the "mean" or the "sum" of its outputs.
         window: how many of the most recent outputs are sources of their own as well, whether or not they are in the
             unfinished block too.
+        query_scale: what the learned vector is multiplied with to give the query: "one", as the published code has it,
+            or "inverse_sqrt", K^(-1/2) (ours), with which a step of Adam moves the query √K times less.
         query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which
             feeds the final norm, has its own in any case (choice).
         query_group: layers in a group.
@@ -79,6 +86,7 @@ class DepthReadOptions(Variant):
     blocks: int = 0
     block_summary: str = "mean"
     window: int = 0
+    query_scale: str = "one"
     query_share: str = "read"
     query_group: int = 4
     query_rank: int = 0
@@ -244,6 +252,15 @@ class DepthReadOptions(Variant):
 
     def parameters(self, shape: Shape) -> int:
         return sum(math.prod(size) for size in self.learned(shape).values())
+
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        """Queries and key gains apart from the maps; no source says how they are decayed (choice: none of them)."""
+        groups = []
+        for name, members in _GROUPS.items():
+            count = sum(math.prod(size) for member, size in self.learned(shape).items() if member in members)
+            if count:
+                groups.append(Group(name, rf"^stream\.({'|'.join(members)})$", count, weight_decay=0.0))
+        return tuple(groups)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Per source of a read 2K for the logit, 2K for the mean square, 2D for the sum and 2RK for the

@@ -34,6 +34,7 @@ from torchtitan.models.common import Linear
 
 from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.ops.gated_update import gated_update
+from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
@@ -63,6 +64,7 @@ class GatedStateLink(Link):
         gate: Linear.Config | None
 
     in_sublayers: ClassVar[bool] = True
+    full_precision: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -237,6 +239,14 @@ class GatedState(Variant):
             keys_and_values = 2 * shape.width * shape.kv_heads * shape.head_dim
             silenced = 2 * shape.width * shape.width + keys_and_values + shape.width
         return silenced + (self._gates(shape) if self.detach else 0)
+
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        """nanoGPT's rule: matrices are decayed as all others are, biases are not."""
+        biases = 2 * shape.width * (shape.layers - 1)
+        return (
+            Group("gate_biases", r"\.link\.gate\.bias$", biases, weight_decay=0.0),
+            Group("gates", r"\.link\.(gate|projection)\.weight$", self.parameters(shape) - biases),
+        )
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Matrices: 2·in·out forward, and as much again for each gradient that is needed. Elementwise operations, σ and

@@ -38,6 +38,7 @@ class DepthCacheLink(Link):
         feed_forward_kv: Linear.Config | None
 
     in_sublayers: ClassVar[bool] = True
+    full_precision: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

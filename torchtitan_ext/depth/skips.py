@@ -60,7 +60,7 @@ class SkipLink(CarryLink):
         x_BTD, cached_BTD = state
         if site is Site.FEED_FORWARD:
             return x_BTD
-        return x_BTD + torch.sigmoid(self.gate) * cached_BTD
+        return (x_BTD + torch.sigmoid(self.gate) * cached_BTD).to(x_BTD.dtype)
 
 
 class ContextLink(CarryLink):
@@ -90,7 +90,7 @@ class ContextStream(PairStream):
 
     def finish(self, state: Pair) -> torch.Tensor:
         x_BTD, cached_BTD = state
-        return x_BTD - self.backout * cached_BTD
+        return (x_BTD - self.backout * cached_BTD).to(x_BTD.dtype)
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,17 @@ class Link(Module):
     tensors after a write than before, and no graph may depend on how many, or because the first layer or the last
     lacks a part, and the graphs of the others can be used for what it has."""
 
+    full_precision: ClassVar[bool] = True
+    """Whether the link's parameters are fp32 in the forward pass whatever the precision of the run, as scalars, gains
+    and queries should be; ``read`` and ``write`` then convert what they return to the dtype of what they were given.
+    False for links whose parameters are matrices, which are used in the run's precision."""
+
     def __init__(self, config: Config) -> None:
         super().__init__()
 
     def connect(self, stream: "Stream") -> None:
         """Show the link its model's stream, once, after both are built. A link that uses what the stream has learned
-        keeps a
-        reference that does not register the stream as a submodule of the layer (in a tuple, say)."""
+        keeps a reference that does not register the stream as a submodule of the layer (in a tuple, say)."""
 
     def read(self, state: State, site: Site) -> torch.Tensor:
         """The input [B, T, D] of the sublayer at ``site`` (before its norm)."""
@@ -66,6 +70,8 @@ class Stream(Module):
     class Config(Module.Config):
         pass
 
+    full_precision: ClassVar[bool] = True
+    """As that of ``Link``, for the stream's parameters."""
     recomputed: bool = False
     """Set where layers are recomputed from the state in backward, which so should hold nothing that can be made
     again."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.sizes import Shape
 
 from .decoder import DepthLayer
@@ -59,6 +60,12 @@ class Variant:
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Training FLOPs per token (forward and backward) beyond those of the standard model."""
         return 0
+
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        """The parameters beyond those of the standard model, by how they are trained; by default all in one group,
+        ``depth``, at the run's learning rate and without weight decay."""
+        count = self.parameters(shape)
+        return (Group("depth", r"\.link\.|^stream\.", count, weight_decay=0.0),) if count else ()
 
     def with_options(self, options: Mapping[str, Any], where: Callable[[str], str]) -> "Variant":
         """This variant with some options replaced, as a run file's ``depth`` section asks.

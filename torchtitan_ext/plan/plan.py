@@ -87,8 +87,8 @@ def need_of(resolved: ResolvedRun, usable: float, announce: Callable[[int], None
 def standard_of(resolved: ResolvedRun) -> ResolvedRun:
     """The same run with the standard residual in place of its variant."""
     model = resolved.run.model.model_copy(update={"variant": "standard"})
-    run = resolved.run.model_copy(update={"model": model, "depth": {}})
-    return replace(resolved, run=run, variant=VARIANTS["standard"])
+    run = resolved.run.model_copy(update={"model": model, "depth": {}, "groups": {}})
+    return replace(resolved, run=run, variant=VARIANTS["standard"], groups=())
 
 
 def tokens_per_second(resolved: ResolvedRun, flops: float, mfu: float) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torchtitan_ext.errors import UserError, nearest
-from torchtitan_ext.run_file.schema import BUDGETS, SECTIONS, fields, is_option_name
+from torchtitan_ext.parameter_groups import SETTINGS
+from torchtitan_ext.run_file.schema import BUDGETS, OPEN_SECTIONS, SECTIONS, fields
 from torchtitan_ext.run_file.words import show
 from torchtitan_ext.run_file.yaml_text import Pair, Table
 
@@ -77,9 +78,9 @@ def printed(text: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Say whether ``section.key`` is a key of a run file; any name is an option of ``depth`` here."""
+    """Say whether ``section.key`` is a key of a run file; in an open section the form of the key decides."""
     section, _, option = key.partition(".")
-    return is_option_name(option) if section == "depth" else key in fields()
+    return OPEN_SECTIONS[section](option) if section in OPEN_SECTIONS else key in fields()
 
 
 def unknown_key(key: str, dashes: str = "") -> str:
@@ -88,10 +89,13 @@ def unknown_key(key: str, dashes: str = "") -> str:
     ``dashes`` stand before a key on the command line, where the hint names the whole key.
     """
     section, _, last = key.rpartition(".")
-    names = [name for name in fields() if name != "depth"]
+    names = [name for name in fields() if name not in OPEN_SECTIONS]
     elsewhere = [name for name in names if name.rpartition(".")[2] == last]
-    if section == "depth":
+    top = key.partition(".")[0]
+    if top == "depth":
         hint = "an option holds only letters, digits and '_'"
+    elif top == "groups":
+        hint = f"write the name of a parameter group and one of {', '.join(SETTINGS)}, such as groups.gates.lr_factor"
     elif elsewhere:
         hint = f"did you mean {' or '.join(repr(dashes + name) for name in elsewhere)}?"
     elif dashes:

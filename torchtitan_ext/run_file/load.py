@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.run_file.command_line import from_command_line
 from torchtitan_ext.run_file.layers import COMMAND_LINE, Given, Layer, Place, Problems, from_table, merge, printed
-from torchtitan_ext.run_file.schema import SECTIONS, Origins, Run
+from torchtitan_ext.run_file.schema import OPEN_SECTIONS, SECTIONS, Origins, Run
 from torchtitan_ext.run_file.words import describe_error, show
 from torchtitan_ext.run_file.yaml_text import YamlTextError, dump, parse_mapping
 
@@ -49,7 +49,7 @@ def load_run(
 
 def dump_run(run: Run) -> str:
     """Return a run as the text of a run file that loads to an equal run: every key, in the fixed order."""
-    return dump(run.model_dump() | {"depth": dict(sorted(run.depth.items()))})
+    return dump(run.model_dump() | {name: dict(sorted(getattr(run, name).items())) for name in OPEN_SECTIONS})
 
 
 def _read_files(source: str, problems: Problems) -> Layer:
@@ -119,7 +119,7 @@ def _validate(layer: Layer, whole_file: Place, known: Mapping[str, Sequence[str]
         section, _, below = key.partition(".")
         if not below:
             nested[key] = given.value
-        elif section != "depth" or given.value is not None:
+        elif section not in OPEN_SECTIONS or given.value is not None:
             nested[section][below] = given.value
     wrong: dict[str, tuple[Place, str]] = {}
     run = None

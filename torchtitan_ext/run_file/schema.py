@@ -25,6 +25,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from torchtitan_ext.parameter_groups import SETTINGS
+
 BUDGETS = ("training.steps", "training.tokens", "training.tokens_per_parameter")
 """The keys that say how long a run is; a run has exactly one of them."""
 
@@ -40,6 +42,12 @@ UNSUPPORTED = {
 def is_option_name(key: str) -> bool:
     """Say whether a variant's option may be called ``key``."""
     return key.isascii() and key.isidentifier()
+
+
+def is_group_setting(key: str) -> bool:
+    """Say whether ``key`` names a setting of a parameter group, such as ``queries.lr_factor``."""
+    name, _, setting = key.partition(".")
+    return is_option_name(name) and setting in SETTINGS
 
 
 def _problem(message: str, *keys: str, whole_sentence: bool = False) -> PydanticCustomError:
@@ -74,6 +82,12 @@ def _run_name(value: str) -> str:
 def _option_name(value: str) -> str:
     if not is_option_name(value):
         raise _problem("must hold only letters, digits and '_', and not begin with a digit")
+    return value
+
+
+def _group_setting(value: str) -> str:
+    if not is_group_setting(value):
+        raise _problem(f"must be the name of a parameter group, a dot and one of {', '.join(SETTINGS)}")
     return value
 
 
@@ -129,6 +143,7 @@ class Model(_Section):
     ffn_width: Whole | None = Field(
         default=None, gt=0, description="hidden width of the feed-forward, instead of the size's"
     )
+    tied: bool = Field(default=True, description="use the embedding's matrix for the output head too")
 
 
 class Data(_Section):
@@ -204,9 +219,6 @@ class Optimizer(_Section):
     )
     eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon")
     weight_decay: float = Field(default=0.1, ge=0, description="AdamW's decoupled weight decay")
-    decay_depth_parameters: bool = Field(
-        default=False, description="weight decay on depth queries, gains and gates too"
-    )
     schedule: Literal["wsd", "cosine", "linear"] = Field(
         default="wsd", description="learning rate after warm-up; wsd: constant, then a decay at the end"
     )
@@ -300,6 +312,9 @@ class Run(_Section):
     depth: dict[Annotated[str, AfterValidator(_option_name)], int | float | bool | Text] = Field(
         default={}, description="options of the variant; null takes an inherited one back"
     )
+    groups: dict[Annotated[str, AfterValidator(_group_setting)], Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="learning rate or weight decay of parameters that the variant adds, by parameter group"
+    )
     data: Data
     training: Training
     optimizer: Optimizer = Optimizer()
@@ -358,13 +373,15 @@ def _section(info: FieldInfo) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-SECTIONS = tuple(name for name, info in Run.model_fields.items() if _section(info) or name == "depth")
+OPEN_SECTIONS = {"depth": is_option_name, "groups": is_group_setting}
+"""Sections whose keys follow from the variant, with the test of a key; each counts as one key of a run."""
+SECTIONS = tuple(name for name, info in Run.model_fields.items() if _section(info) or name in OPEN_SECTIONS)
 """Keys whose values are mappings."""
 
 
 @cache
 def fields() -> Mapping[str, FieldInfo]:
-    """Return every key of a run, as ``section.key``, in its fixed order; ``depth`` counts as one key."""
+    """Return every key of a run, as ``section.key``, in its fixed order; an open section counts as one key."""
     found: dict[str, FieldInfo] = {}
     for name, info in Run.model_fields.items():
         section = _section(info)

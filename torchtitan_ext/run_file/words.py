@@ -8,9 +8,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from torchtitan_ext.errors import nearest
-from torchtitan_ext.run_file.schema import fields
+from torchtitan_ext.run_file.schema import OPEN_SECTIONS, fields
 from torchtitan_ext.run_file.yaml_text import Table
 
+_OPEN_LABELS = {"depth": "depth.<option>", "groups": "groups.<group>.<setting>"}
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -27,7 +28,7 @@ def describe_schema() -> list[KeyHelp]:
     """Return one row for each key of a run file, in the fixed order of the schema."""
     rows = [KeyHelp("extends", "text", "none", "run file to start from, relative to this one; the keys here win")]
     for key, info in fields().items():
-        label = "depth.<option>" if key == "depth" else key
+        label = _OPEN_LABELS.get(key, key)
         null = " (or null)" if NoneType in get_args(info.annotation) else ""
         rows.append(KeyHelp(label, describe_type(info) + null, _default(key, info), info.description or ""))
     return rows
@@ -43,8 +44,9 @@ def describe_error(key: str, given: Any, error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     if error["type"] == "problem" and context["whole_sentence"]:
         return str(context["message"])
-    # depth.<option> is one field, whose errors name the option next; in a list they name the index.
-    name = "depth" if key.startswith("depth.") else key
+    # An open section is one field, whose errors name the option next; in a list they name the index.
+    top = key.partition(".")[0]
+    name = top if top in OPEN_SECTIONS else key
     info = fields()[name]
     if error["type"] == "missing":
         return f"{key} is missing; add it ({info.description})"
@@ -117,7 +119,7 @@ def _kind(annotation: Any) -> str:
 def _default(key: str, info: FieldInfo) -> str:
     if key == "name":
         return "the file's name without its ending"
-    if key == "depth":
+    if key in OPEN_SECTIONS:
         return "the variant's"
     if info.default is PydanticUndefined:
         return "required"

@@ -6,6 +6,7 @@ a run's is the name of a run. ``study.yaml`` is the study itself, as a study fil
 """
 
 import json
+from operator import attrgetter
 from typing import Any
 
 from torchtitan_ext.errors import UserError
@@ -22,7 +23,7 @@ FORMAT = 1
 RECORD = "study.json"
 STUDY = "study.yaml"
 RECIPE = [
-    *("training.steps", "training.precision", "training.max_grad_norm"),
+    *("training.steps", "training.precision", "training.max_grad_norm", "groups"),
     *(key for key in fields() if key.startswith("optimizer.")),
 ]
 """Run keys that change the result of a run and are no part of its identity."""
@@ -74,8 +75,7 @@ def _check_same_recipe(run: PlannedRun, resolved: ResolvedRun) -> None:
     """A run folder may go on with another recipe, but in a study that would be an unfair run, or one left as it was."""
     begun = load_run(run.folder / "run.yaml")
     for name in RECIPE:
-        section, _, key = name.partition(".")
-        before, now = (getattr(getattr(one, section), key) for one in (begun, resolved.run))
+        before, now = (attrgetter(name)(one) for one in (begun, resolved.run))
         if before != now:
             raise UserError(
                 f"{run.folder} was begun with {name} {before}, and the study now gives {now}; undo the change, or "

@@ -127,25 +127,18 @@ def _activation_checkpoint(mode: str) -> ActivationCheckpointing.Config | None:
 
 
 def _optimizer(resolved: ResolvedRun) -> OptimizersContainer.Config:
-    """AdamW in two groups: norms, biases, embeddings and what the variant learns about depth are not decayed.
-
-    OLMo-core leaves embeddings undecayed, nanoGPT everything with fewer than two axes. nanoGPT's rule, which seed
-    variants were trained with, decays the matrices of gates; ``optimizer.decay_depth_parameters`` decays all that a
-    variant adds.
-    """
+    """AdamW with the run's parameter groups."""
     optimizer = resolved.run.optimizer
-    undecayed = r"norm\.|\.bias$|^tok_embeddings\."
-    if resolved.shape.tied:
-        undecayed += r"|^lm_head\."
-    if not optimizer.decay_depth_parameters:
-        undecayed += r"|\.link\.|^stream\."
-
-    def group(pattern: str, weight_decay: float) -> ParamGroupConfig:
-        betas = (optimizer.beta1, optimizer.beta2)
-        kwargs = {"lr": optimizer.lr, "betas": betas, "eps": optimizer.eps, "weight_decay": weight_decay}
-        return ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=kwargs)
-
-    return OptimizersContainer.Config(param_groups=[group(undecayed, 0.0), group(".*", optimizer.weight_decay)])
+    shared = {"betas": (optimizer.beta1, optimizer.beta2), "eps": optimizer.eps}
+    groups = [
+        ParamGroupConfig(
+            pattern=group.pattern,
+            optimizer_name="AdamW",
+            optimizer_kwargs={"lr": group.lr, "weight_decay": group.weight_decay, **shared},
+        )
+        for group in resolved.parameter_groups()
+    ]
+    return OptimizersContainer.Config(param_groups=groups)
 
 
 def _schedule(resolved: ResolvedRun) -> LRSchedulersContainer.Config:

@@ -27,6 +27,7 @@ from .diagnostics import look_inside
 from .heldout import HeldOut
 from .loader import Batch, WindowLoader
 from .metrics import Progress, RunMetrics
+from .parallelize import check_storages
 
 
 class DepthTrainer(Trainer):
@@ -52,6 +53,7 @@ class DepthTrainer(Trainer):
         self.stop_requested = False
         self.fell_behind = False
         super().__init__(config)
+        check_storages(self.model_parts[0])
         # Its own group on the CPU, so that asking every step whether to stop never waits for the device.
         self.control_group = dist.new_group(backend="gloo")
         self.heldout = self._build_heldout() if config.heldout_every or config.depth_every else None
