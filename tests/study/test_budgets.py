@@ -80,6 +80,16 @@ def test_widths_are_multiples_of_64_where_the_tolerance_allows() -> None:
     assert closest_width(count, 18_000, heads=6, tolerance=0.1) == 144
 
 
+def test_an_untied_head_counts(plan: Callable[..., Plan]) -> None:
+    # The head has 512 · 64 parameters of its own, and what M adds is made up for by the feed-forward as before.
+    baseline, run = plan(GATE + "budget: {match: params}\nset: {model.tied: false}").runs
+    assert baseline.resolved
+    assert run.resolved
+    assert baseline.resolved.parameters == 229_952 + 32_768
+    assert run.resolved.shape.ffn_width == 144
+    assert run.matches[0].got == run.resolved.parameters == 229_952 + 32_768 + 384
+
+
 def test_a_feed_forward_that_is_no_multiple_of_8_is_taken_where_none_is_close_enough(plan: Callable[..., Plan]) -> None:
     # Three layers lack 49,280 parameters; one more of ffn_width is 576. 86 of them are 256 too many; the multiples of
     # 8 on both sides, 80 and 88, miss by 3,200 and 1,408, and the tolerance is 1,149.

@@ -108,3 +108,44 @@ def test_the_command_prints_the_same_when_it_is_piped(
     text = plan_text(plan(GATE))
     assert cli.main(["study", "plan", "s.yaml", "--nproc", "2"]) == 0
     assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_parameters_are_counted_by_how_they_are_trained(plan: Callable[..., Plan]) -> None:
+    entry = "{variant: m_gate_kv, set: {groups.gates.lr: 0.02, groups.gate_biases.lr_factor: 0.5}}"
+    rates = "{optimizer.lr: 1e-3, optimizer.weight_decay: 0.2}"
+    study = f"variants: [standard, {entry}]\nbaseline: standard\nset: {rates}\ncontrols: [{{detached: m_gate_kv}}]"
+    text = plan_text(plan(study))
+    # Norms and embedding: 9 · 64 + 512 · 64 = 33,344 of 229,952. M adds in 3 layers matrices of 64 · 64 and 64 · 128,
+    # 36,864 in all, and 3 · 128 biases; without a gradient the gates' 3 · 64 · 128 and the biases learn nothing.
+    assert text[text.index("parameters  ") :].split("\n\n")[0].splitlines() == [
+        "parameters                          all      decayed    undecayed  no gradient",
+        "standard-debug                  229,952      196,608       33,344            0",
+        "m_gate_kv-debug                 267,200      233,472       33,728            0",
+        "m_gate_kv_detached-debug        267,200      233,472       33,728       24,960",
+    ]
+    groups = (
+        "gate_biases, 384, learning rate 0.0005, no weight decay; gates, 36,864, learning rate 0.02, weight decay 0.2"
+    )
+    assert joined(sections(text)["parameter groups that variants add"]) == (
+        f"m_gate_kv-debug: {groups} m_gate_kv_detached-debug: {groups}"
+    )
+    # A rate that an entry asks for is a difference from the baseline.
+    assert "groups.gates.lr 0.02 (none)" in joined(sections(text)["differs from the baseline in"])
+
+
+def test_equal_parameters_that_are_not_equally_decayed_are_named(plan: Callable[..., Plan]) -> None:
+    text = (
+        "variants: [standard, m_gate_kv, {variant: m_gate_kv, name: undecayed, set: {groups.gates.weight_decay: 0}}]\n"
+    )
+    said = sections(plan_text(plan(text + "baseline: standard\nbudget: {match: params}")))
+    # The feed-forward gives 48 · 768 = 36,864 decayed parameters (test_budgets.py), as many as M's matrices have.
+    assert said["decayed parameters, where not equal too"] == [
+        "  undecayed-debug: -36,864 against standard-debug, -16.0% of its parameters"
+    ]
+
+
+def test_a_group_that_the_variant_does_not_have_is_an_error(message: Callable[..., str]) -> None:
+    entry = "{variant: m_gate_kv, set: {groups.gate.lr: 0.02}}"
+    assert message(f"variants:\n  - standard\n  - {entry}\nbaseline: standard") == (
+        "s.yaml:4: groups.gate.lr is not for a parameter group of the variant; did you mean 'gates'?"
+    )

@@ -19,8 +19,8 @@ STAND_IN = ["--set.data.path", "text"]
 SMALL_BATCH = ["--set.training.batch_tokens", "65536"]
 
 
-def planned(name: str, *overrides: str) -> Plan:
-    plan = plan_study(load_study(STUDIES / f"{name}.yaml", overrides), ranks=8)
+def planned(name: str, *overrides: str, ranks: int = 8) -> Plan:
+    plan = plan_study(load_study(STUDIES / f"{name}.yaml", overrides), ranks)
     assert max(map(len, plan_text(plan).splitlines())) <= 80
     return plan
 
@@ -32,7 +32,8 @@ def parameters(run: PlannedRun) -> int:
 
 def test_every_ready_study_is_tested_here() -> None:
     assert {path.stem for path in STUDIES.iterdir()} == {
-        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m")
+        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m"),
+        *("query_scale_1m", "query_scale_10m"),
     }
 
 
@@ -118,3 +119,16 @@ def test_books_1m_has_equal_parameters() -> None:
     assert [(run.entry, run.seed) for run in plan.runs] == [(entry, seed) for seed in range(3) for entry in entries]
     standard = parameters(plan.runs[0])
     assert all(parameters(run) == pytest.approx(standard, rel=0.005) for run in plan.runs)
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("query_scale_1m", 5), ("query_scale_10m", 3)])
+def test_query_scale_compares_each_read_with_and_without_the_factor(name: str, seeds: int) -> None:
+    plan = planned(name, *STAND_IN, ranks=1)
+    assert len(plan.runs) == 5 * 3 * seeds
+    runs = {run.entry: run for run in plan.runs if run.seed == 0 and run.lr == 1e-3}
+    for read in ("attnres_block", "control_block"):
+        plain, scaled = runs[read].resolved, runs[f"{read}_scaled"].resolved
+        assert plain
+        assert scaled
+        assert plain.run.depth == {**scaled.run.depth, "query_scale": "one"}
+        assert scaled.run.depth["query_scale"] == "inverse_sqrt"

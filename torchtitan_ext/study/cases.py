@@ -180,7 +180,7 @@ class Group:
 
     def shape(self, run: Run, other: Mapping[str, int] | None = None, where: str = "model") -> Shape:
         """The shape that ``run`` asks for, with the numbers in ``other`` replaced."""
-        asked = run.model.model_dump(include=set(SHAPE))
+        asked = run.model.model_dump(include={*SHAPE, "tied"})
         return shape_of(run.model.size, self._vocab_size, **{**asked, **(other or {})}, where=where)
 
     def _match_parameters(self, entry: Entry, run: Run, variant: Variant) -> Match:

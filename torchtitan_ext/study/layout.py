@@ -1,12 +1,16 @@
 """Text of 80 columns: rows with a label, and lines that are folded."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 WIDTH = 80
 LABEL_WIDTH = 26
 """A longer label stands on a line of its own."""
+
+
+Remark = tuple[str, str]
+"""A label, and what is to be said about its runs."""
 
 
 def row(label: str, cells: Sequence[Any], widths: Sequence[int]) -> Iterator[str]:
@@ -22,11 +26,10 @@ def folded(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
 
 
-def section(title: str, lines: Sequence[tuple[str, str]]) -> list[str]:
+def section(title: str, lines: Iterable[Remark]) -> list[str]:
     """An empty line, a title and what there is to say about each label; nothing without lines."""
-    if not lines:
-        return []
-    return ["", title, *(line for label, text in lines for line in folded(f"{label}: {text}", "  "))]
+    below = [line for label, text in lines for line in folded(f"{label}: {text}", "  ")]
+    return ["", title, *below] if below else []
 
 
 def shown(value: Any) -> str:

@@ -1,5 +1,6 @@
 """What a plan is: the runs of a study, with nothing left to decide but what has to be measured first."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """A solved run beside its baseline.
+
+    Attributes:
+        run: the run.
+        resolved: what it trains.
+        against: label of its baseline.
+        baseline: what the baseline trains.
+    """
+
+    run: PlannedRun
+    resolved: ResolvedRun
+    against: str
+    baseline: ResolvedRun
+
+
+RunsByLabel = dict[str, list[PlannedRun]]
+"""Runs by label: those that differ in seed alone."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """The runs of a study in the order in which to start them; ``ranks`` processes each."""
 
@@ -82,3 +104,17 @@ class Plan:
     def run(self, name: str) -> PlannedRun:
         """The run called ``name``, which must be there."""
         return next(run for run in self.runs if run.name == name)
+
+    def compared(self) -> Iterator[Compared]:
+        """Each label but the baselines' that is solved, by its first run, in the plan's order."""
+        for run in (runs[0] for runs in self.by_label().values()):
+            baseline = None if run.baseline is None else self.run(run.baseline)
+            if run.resolved is not None and baseline is not None and baseline.resolved is not None:
+                yield Compared(run, run.resolved, baseline.label, baseline.resolved)
+
+    def by_label(self) -> RunsByLabel:
+        """The runs grouped with those that differ from them in seed alone, in the plan's order."""
+        groups: RunsByLabel = {}
+        for run in self.runs:
+            groups.setdefault(run.label, []).append(run)
+        return groups

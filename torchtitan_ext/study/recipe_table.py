@@ -7,7 +7,7 @@ from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file.schema import BUDGETS, UNSUPPORTED
 from torchtitan_ext.study.differences import NAMES, keys_of
 from torchtitan_ext.study.layout import folded, row, shown
-from torchtitan_ext.study.planned import PlannedRun
+from torchtitan_ext.study.planned import RunsByLabel
 from torchtitan_ext.units import count
 
 COLUMNS = {
@@ -23,11 +23,11 @@ COLUMNS = {
 WIDTHS = (5, 7, 7, 7, 7, 7, 7)
 ELSEWHERE = {*COLUMNS.values(), *NAMES, *BUDGETS, *(f"parallelism.{kind}" for kind in UNSUPPORTED), "data.seed"}
 """Run keys that are shown otherwise, or that a study cannot set."""
-SECTIONS = ("data", "training", "optimizer", "parallelism")
-"""Sections of a run file that say how a run is trained."""
+SECTIONS = ("model.tied", "data.", "training.", "optimizer.", "parallelism.")
+"""Beginnings of the run keys that say how a run is trained."""
 
 
-def recipe_lines(groups: Mapping[str, list[PlannedRun]]) -> Iterator[str]:
+def recipe_lines(groups: RunsByLabel) -> Iterator[str]:
     """The table of the solved runs, and the keys that all of them share or that change with the size."""
     yield from row("recipe", list(COLUMNS), WIDTHS)
     baselines: dict[str, dict[str, Any]] = {}
@@ -53,7 +53,7 @@ def _further_keys(resolved: ResolvedRun) -> dict[str, Any]:
     return {
         key: value
         for key, value in keys_of(resolved).items()
-        if key not in ELSEWHERE and "." in key and not key.startswith(("model.", "depth."))
+        if key not in ELSEWHERE and key.startswith((*SECTIONS, "checkpoint.", "heldout.", "logging."))
     }
 
 

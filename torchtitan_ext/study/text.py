@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from torchtitan_ext.gpus import gpu_of
 from torchtitan_ext.study.cost import Speed, disk_bytes, train_flops, train_tokens
 from torchtitan_ext.study.differences import differences_in_shape
-from torchtitan_ext.study.layout import folded, row, section, shown
-from torchtitan_ext.study.planned import Plan, PlannedRun
+from torchtitan_ext.study.layout import Remark, folded, row, section, shown
+from torchtitan_ext.study.parameter_table import added_groups, parameter_lines, unequally_decayed
+from torchtitan_ext.study.planned import Plan, RunsByLabel
 from torchtitan_ext.study.recipe_table import recipe_lines
-from torchtitan_ext.study.remarks import odd_widths, outside_the_budget, without_gradient
+from torchtitan_ext.study.remarks import odd_widths, outside_the_budget
 from torchtitan_ext.units import count
 
 BUDGETS = {
@@ -19,9 +20,6 @@ BUDGETS = {
 }
 WIDTHS = (5, 7, 7, 7, 7, 7, 7)
 
-Groups = dict[str, list[PlannedRun]]
-"""Runs by label: those that differ in seed alone."""
-
 
 def plan_text(plan: Plan, speed: Speed | None = None) -> str:
     """Return the plan for people: its runs with their cost and recipe, what was solved, and what differs between them.
@@ -29,9 +27,7 @@ def plan_text(plan: Plan, speed: Speed | None = None) -> str:
     Runs that differ in seed alone share a line. ``speed`` is what GPU-hours are estimated with.
     """
     speed = speed or Speed()
-    groups: Groups = {}
-    for run in plan.runs:
-        groups.setdefault(run.label, []).append(run)
+    groups = plan.by_label()
     study = plan.study
     processes = "process" if plan.ranks == 1 else "processes"
     parts = [
@@ -43,17 +39,20 @@ def plan_text(plan: Plan, speed: Speed | None = None) -> str:
         list(_totals(plan, speed)),
         [""],
         list(recipe_lines(groups)),
+        [""],
+        list(parameter_lines(groups)),
+        section("parameter groups that variants add", added_groups(groups)),
+        section("decayed parameters, where not equal too", unequally_decayed(plan)),
         section("solved", _solved(groups)),
-        section("outside the budget, as these controls ask", list(outside_the_budget(plan, groups))),
-        section("no multiple of 8, which alone may make a run slower", list(odd_widths(groups))),
-        section("parameters that get no gradient", list(without_gradient(groups))),
-        section("differs from the baseline in", _differences(plan, groups)),
+        section("outside the budget, as these controls ask", outside_the_budget(plan)),
+        section("no multiple of 8, which alone may make a run slower", odd_widths(groups)),
+        section("differs from the baseline in", _differences(plan)),
         section("waits", _waiting(plan, groups)),
     ]
     return "\n".join(line for part in parts for line in part)
 
 
-def _table(groups: Groups, speed: Speed) -> Iterator[str]:
+def _table(groups: RunsByLabel, speed: Speed) -> Iterator[str]:
     yield from row("run", ("seeds", "params", "steps", "tokens", "FLOPs", "GPU-h", "disk"), WIDTHS)
     for label, runs in groups.items():
         resolved = runs[0].resolved
@@ -88,7 +87,7 @@ def _totals(plan: Plan, speed: Speed) -> Iterator[str]:
     )
 
 
-def _solved(groups: Groups) -> list[tuple[str, str]]:
+def _solved(groups: RunsByLabel) -> list[Remark]:
     lines = []
     for label, runs in groups.items():
         for match in runs[0].matches:
@@ -100,25 +99,21 @@ def _solved(groups: Groups) -> list[tuple[str, str]]:
     return lines
 
 
-def _differences(plan: Plan, groups: Groups) -> list[tuple[str, str]]:
+def _differences(plan: Plan) -> list[Remark]:
     """What differs, by entry where that is the same at all sizes and learning rates, else by label."""
     texts: dict[str, dict[str, str]] = {}
-    for label, runs in groups.items():
-        run = runs[0]
-        if run.baseline is not None and run.resolved is not None:
-            baseline = plan.run(run.baseline)
-            assert baseline.resolved is not None
-            differences = dict.fromkeys((*run.differences, *differences_in_shape(run.resolved, baseline.resolved)))
-            listed = ", ".join(f"{key} {shown(own)} ({shown(other)})" for key, own, other in differences)
-            texts.setdefault(run.entry, {})[label] = listed or "nothing"
-    lines: list[tuple[str, str]] = []
+    for pair in plan.compared():
+        differences = dict.fromkeys((*pair.run.differences, *differences_in_shape(pair.resolved, pair.baseline)))
+        listed = ", ".join(f"{key} {shown(own)} ({shown(other)})" for key, own, other in differences)
+        texts.setdefault(pair.run.entry, {})[pair.run.label] = listed or "nothing"
+    lines: list[Remark] = []
     for entry, by_label in texts.items():
         same = len(set(by_label.values())) == 1
         lines += [(entry, next(iter(by_label.values())))] if same else list(by_label.items())
     return lines
 
 
-def _waiting(plan: Plan, groups: Groups) -> list[tuple[str, str]]:
+def _waiting(plan: Plan, groups: RunsByLabel) -> list[Remark]:
     labels = {run.name: run.label for run in plan.runs}
     return [
         (label, f"for the step times of {' and '.join(dict.fromkeys(labels[name] for name in runs[0].after))}")
