@@ -54,6 +54,7 @@ ROOMS = {
         "torchtitan_ext.errors",
         "torchtitan_ext.gpus",
         "torchtitan_ext.files",
+        "torchtitan_ext.parameter_groups",
         "torchtitan_ext.units",
         "torchtitan_ext.run_file",
         "torchtitan_ext.run_folder",

@@ -1,6 +1,7 @@
 """Plan, run and watch a study: a fair set of runs from one file.
 
-Keys of the study can be set after its file, as on `depth study run FILE --seeds "[0]" --set.training.steps 60`.
+Keys of the study can be set after its file, as on `depth study run FILE --seeds "[0]" --set.training.steps 60`, and
+mappings whole, as `--budget "{match: wall_clock}"`.
 Running the same command again skips runs that have ended and resumes the others; several people may run it at once.
 
 example: depth study run train_configs/studies/cpu_demo.yaml
@@ -106,7 +107,7 @@ def _status(args: argparse.Namespace, study: "Study") -> int:
             shown = text
         if not args.watch or all(state.ended for state in found.values()):
             return 0
-        if any(not state.run.solved and state.state != "waiting" for state in found.values()):
+        if any(state.run.command is None and state.state != "waiting" for state in found.values()):
             plan = plan_study(study, plan.ranks)  # what it waited for is measured now
         time.sleep(WATCH_EVERY)
 

@@ -12,7 +12,7 @@ from launch.torchrun import torchrun_command, torchrun_environment
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.orphans import stop_with_parent
 from torchtitan_ext.run_folder import RunFolder
-from torchtitan_ext.study import PlannedRun
+from torchtitan_ext.study import PlannedRun, TrainCommand
 
 CONSOLE = "console.txt"
 """What torchrun and the first rank print, in the run's ``logs``, over all starts."""
@@ -54,6 +54,7 @@ class Job:
     """A started run. ``place`` is the environment it was given."""
 
     run: PlannedRun
+    command: TrainCommand
     place: dict[str, str]
     process: subprocess.Popen[bytes]
     console_begins: int
@@ -80,16 +81,16 @@ def console_of(run: PlannedRun) -> Path:
     return run.folder / "logs" / CONSOLE
 
 
-def start_job(run: PlannedRun, *, processes: int, place: dict[str, str]) -> Job:
-    """Start or resume ``run``. Raises ``UserError`` when something else is in the place of its folder."""
+def start_job(run: PlannedRun, command: TrainCommand, *, processes: int, place: dict[str, str]) -> Job:
+    """Start or resume ``run`` with its ``command``. Raises ``UserError`` when something else is in the place of its
+    folder."""
     RunFolder(run.folder).create()
     console_of(run).parent.mkdir(exist_ok=True)
-    arguments = ["--config-file", str(run.config_file), *run.overrides]
-    command = torchrun_command(arguments, processes=processes, log_folder=run.folder / "logs")
+    launch = torchrun_command(command.arguments, processes=processes, log_folder=run.folder / "logs")
     with open(console_of(run), "ab") as console:
         begins = console.tell()
         process = subprocess.Popen(
-            command,
+            launch,
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
@@ -98,4 +99,4 @@ def start_job(run: PlannedRun, *, processes: int, place: dict[str, str]) -> Job:
             process_group=0,
             preexec_fn=stop_with_parent,
         )
-    return Job(run, place, process, begins)
+    return Job(run, command, place, process, begins)

@@ -12,7 +12,7 @@ from launch.study.state import RunState, States
 from launch.study.table import status_table
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
-from torchtitan_ext.study import PlannedRun, Study, plan_study, write_record
+from torchtitan_ext.study import PlannedRun, Study, TrainCommand, plan_study, write_record
 from torchtitan_ext.units import count, duration
 
 LOOK_EVERY = 5.0
@@ -61,9 +61,8 @@ class Runner:
         look_at = report_at = 0.0
         while not self.stopping:
             if self._reap() or time.monotonic() >= look_at:
-                states = self._look()
-                self._solve(states)
-                others = self._start(states)
+                self._solve(self._look())
+                others = self._start(self._look())
                 look_at = time.monotonic() + LOOK_EVERY
                 if not self.jobs and not others:
                     return
@@ -82,7 +81,7 @@ class Runner:
         unsolved = [
             run
             for run in self.plan.runs
-            if not run.solved and run.name not in self.given_up and states[run.name].state == "ready"
+            if run.command is None and run.name not in self.given_up and states[run.name].state == "ready"
         ]
         if not unsolved:
             return
@@ -92,7 +91,7 @@ class Runner:
         except UserError as error:
             problem = str(error)
         for run in unsolved:
-            if not self.plan.run(run.name).solved:
+            if self.plan.run(run.name).command is None:
                 self.given_up[run.name] = f"cannot be solved from {', '.join(run.after)}: {problem}"
 
     def _start(self, states: dict[str, RunState]) -> list[RunState]:
@@ -101,18 +100,17 @@ class Runner:
         others = []
         for run in self.plan.runs:
             state = states[run.name]
-            if run.name in mine or run.name in self.given_up or state.ended or not run.solved:
+            if run.name in mine or run.name in self.given_up or state.ended or run.command is None:
                 continue
             if state.state in ("running", "queued"):
                 others.append(state)
             elif self.free and not self.stopping:
-                self._start_one(state)
+                self._start_one(run, run.command, resumes=state.step > 0)
         return others
 
-    def _start_one(self, state: RunState) -> None:
-        run = state.run
+    def _start_one(self, run: PlannedRun, command: TrainCommand, resumes: bool) -> None:
         try:
-            job = start_job(run, processes=self.processes, place=self.free[0])
+            job = start_job(run, command, processes=self.processes, place=self.free[0])
         except (UserError, OSError) as error:
             self.given_up[run.name] = f"cannot be started: {error}"
             _say(run, self.given_up[run.name])
@@ -120,7 +118,7 @@ class Runner:
         self.free.remove(job.place)
         self.jobs.append(job)
         where = job.place.get("CUDA_VISIBLE_DEVICES")
-        _say(run, ("resumes" if state.step else "starts") + (f" on GPU {where}" if where else ""))
+        _say(run, ("resumes" if resumes else "starts") + (f" on GPU {where}" if where else ""))
 
     def _reap(self) -> bool:
         """Take note of jobs that have ended; says whether there was one."""
@@ -154,8 +152,7 @@ class Runner:
         why = reason or job.last_error()
         if crashes > self.study.retries:
             self.given_up[run.name] = f"failed {crashes} times; {job.console} has what it printed"
-            assert run.resolved is not None
-            RunFolder(run.folder).write_status("failed", step, run.resolved.steps, why)
+            RunFolder(run.folder).write_status("failed", step, job.command.resolved.steps, why)
             _say(run, f"failed: {why}; given up after {crashes} times")
         else:
             _say(run, f"failed: {why}; retry {crashes} of {self.study.retries}")

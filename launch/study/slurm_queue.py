@@ -88,11 +88,11 @@ def submit_runs(plan: Plan, *, script: Path, sbatch_options: list[str]) -> None:
             state = states[run.name]
             if run.name in live:
                 print(f"{run.name}  {state.state} as job {live[run.name]}")
-            elif state.ended or state.state == "running" or not run.solved:
+            elif state.ended or state.state == "running" or run.command is None:
                 print(f"{run.name}  {_where(state)}")
             else:
                 job = submit(
-                    ["--config-file", str(run.config_file), *run.overrides],
+                    run.command.arguments,
                     script=script,
                     name=run.name,
                     log_folder=run.folder / "logs",
@@ -105,6 +105,6 @@ def submit_runs(plan: Plan, *, script: Path, sbatch_options: list[str]) -> None:
 def _where(state: RunState) -> str:
     if state.holder is not None:
         return f"is being trained by {state.holder}"
-    if not state.run.solved:
+    if state.run.command is None:
         return f"waits for {', '.join(state.run.after)}; submit again when they have ended"
     return f"{state.state} at step {state.step}"

@@ -67,7 +67,7 @@ class States:
         for run in sorted(runs, key=lambda run: len(run.after)):
             begun = _begun(run)
             if begun is None:
-                ready = run.solved or all(after in states and states[after].ended for after in run.after)
+                ready = run.command is not None or all(after in states and states[after].ended for after in run.after)
                 begun = RunState(run, "ready" if ready else "waiting", steps=_steps(run))
             if run.name in queued and begun.state != "running" and not begun.ended:
                 begun = replace(begun, state="queued")

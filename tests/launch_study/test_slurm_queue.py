@@ -62,7 +62,9 @@ def test_each_run_is_submitted_once(
     assert slurm.names() == list(NAMES)
     first = slurm.submitted.read_text().splitlines()[0]
     assert "--nodes=4" in first
-    assert f"{slurm.script} --config-file {four.runs[0].config_file} {' '.join(four.runs[0].overrides)}" in first
+    command = four.runs[0].command
+    assert command
+    assert f"{slurm.script} --config-file {command.config_file} {' '.join(command.overrides)}" in first
     assert JobList(tmp_path / "runs").read() == {name: [101 + number] for number, name in enumerate(NAMES)}
 
     slurm.says({101: "RUNNING", 102: "PENDING", 103: "REQUEUED", 104: "CONFIGURING"})

@@ -91,7 +91,7 @@ class Study:
         """All runs, one after another, by processes that import torch once."""
         plan = plan_study(load_study(self.file), ranks)
         write_record(plan)
-        overrides = {str(run.folder): list(run.overrides) for run in plan.runs}
+        overrides = {str(run.folder): list(run.command.overrides) for run in plan.runs if run.command}
         runs = self.file.with_suffix(".json")
         runs.write_text(json.dumps(overrides))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -215,7 +215,8 @@ def go_through_troubles(base: Path, study: Study) -> Disturbed:
 def start_beside(base: Path, study: Study) -> tuple[int, str]:
     """Start a run with `depth train` that the study is training: its exit status and what it says."""
     run = next(run for run in plan_study(load_study(study.file), 1).runs if run.name == NAMES[0])
-    command = [sys.executable, "-m", "torchtitan_ext.cli", "train", str(base), "--nproc", "1", *run.overrides]
+    assert run.command
+    command = [sys.executable, "-m", "torchtitan_ext.cli", "train", str(base), "--nproc", "1", *run.command.overrides]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     return done.returncode, done.stderr
 

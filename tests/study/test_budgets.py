@@ -5,12 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from torchtitan_ext.study import Plan, PlannedRun
+from torchtitan_ext.study.solve import closest_width
 
 GATE = "variants: [standard, m_gate_kv]\nbaseline: standard\n"
 
 
 def settings(run: PlannedRun) -> dict[str, str]:
-    keys, values = run.overrides[::2], run.overrides[1::2]
+    assert run.command
+    keys, values = run.command.overrides[::2], run.command.overrides[1::2]
     return dict(zip(keys, values, strict=True))
 
 
@@ -37,15 +39,55 @@ def test_parameters_are_matched_by_the_feed_forward(plan: Callable[..., Plan]) -
 
 
 def test_parameters_are_matched_by_the_width_and_what_is_left_by_the_feed_forward(plan: Callable[..., Plan]) -> None:
-    # Widths are multiples of 8 (4 heads of an even dimension). Width 56 with a feed-forward of 168, the size's ratio:
-    #   4 · (2·56·56 + 2·56·28 + 3·56·168 + 112) + 56 + 512·56 = 179,704, and M adds 3 · (56·56 + 2·56·57) = 28,560
-    # in all 208,264; width 64 has 267,200, so 56 is closer to 229,952. One more of ffn_width is 672: 32 of them leave
-    # 229,952 - 208,264 - 21,504 = 184 too few.
-    run = plan(GATE + "budget: {match: params, by: width}").runs[1]
+    # 12 layers of width 256, 4 heads of 64, 2 of them for keys and values, feed-forward 640:
+    #   12 · (2·256·256 + 2·256·128 + 3·256·640 + 512) + 256 + 512·256 = 8,395,008
+    # Widths are multiples of 32, for 4 heads of a multiple of 8. Width 224 with feed-forward 560, the size's ratio:
+    #   12 · (2·224·224 + 2·224·112 + 3·224·560 + 448) + 224 + 512·224 = 6,442,464, and M adds
+    #   11 · (224·224 + 2·224·225) = 1,660,736, in all 8,103,200;
+    # width 256 has 10,563,328, and 192 is further away, too, so no multiple of 64 is within the tolerance. One more of
+    # ffn_width is 8,064: 40 of them are 30,752 too many, 32 are 33,760 too few.
+    baseline, run = plan(GATE + "sizes: [10M]\nbudget: {match: params, by: width}").runs
+    assert baseline.resolved
     assert run.resolved
-    assert (run.resolved.shape.width, run.resolved.shape.ffn_width) == (56, 200)
-    assert run.resolved.parameters == 229_952 - 184
+    assert baseline.resolved.parameters == 8_395_008
+    shape = run.resolved.shape
+    assert (shape.width, shape.head_dim, shape.ffn_width) == (224, 56, 600)
+    assert run.resolved.parameters == 8_395_008 + 30_752
+    assert dict(run.matches[0].solved) == {"model.width": 224, "model.ffn_width": 600}
+    assert run.matches[0].miss == pytest.approx(30_752 / 8_395_008)
     assert {key for key, _, _ in run.differences} == {"model.variant", "model.width", "model.ffn_width"}
+
+
+@pytest.mark.parametrize("size", ["100M", "200M", "350M", "500M-deep", "750M"])
+@pytest.mark.parametrize("variant", ["m_gate_kv", "moda"])
+def test_solved_widths_suit_matrix_units(plan: Callable[..., Plan], size: str, variant: str) -> None:
+    text = f"variants: [standard, {variant}]\nbaseline: standard\nsizes: [{size}]\nbudget: {{match: params, by: width}}"
+    run = plan(text).runs[1]
+    assert run.resolved
+    shape = run.resolved.shape
+    assert (shape.width % 8, shape.head_dim % 8, shape.ffn_width % 8) == (0, 0, 0)
+    assert abs(run.matches[0].miss) <= 0.005
+
+
+def test_widths_are_multiples_of_64_where_the_tolerance_allows() -> None:
+    def count(width: int) -> int:
+        return width * width
+
+    # 136² = 18,496 is closest to 18,000; 128² = 16,384 is 9.0% from it.
+    assert closest_width(count, 18_000, heads=1, tolerance=0.05) == 136
+    assert closest_width(count, 18_000, heads=1, tolerance=0.1) == 128
+    # Heads of a multiple of 8: 3 · 48 = 144² = 20,736 is 15.2% from it, and no multiple of 64 and 24 is near.
+    assert closest_width(count, 18_000, heads=6, tolerance=0.1) == 144
+
+
+def test_an_untied_head_counts(plan: Callable[..., Plan]) -> None:
+    # The head has 512 · 64 parameters of its own, and what M adds is made up for by the feed-forward as before.
+    baseline, run = plan(GATE + "budget: {match: params}\nset: {model.tied: false}").runs
+    assert baseline.resolved
+    assert run.resolved
+    assert baseline.resolved.parameters == 229_952 + 32_768
+    assert run.resolved.shape.ffn_width == 144
+    assert run.matches[0].got == run.resolved.parameters == 229_952 + 32_768 + 384
 
 
 def test_a_feed_forward_that_is_no_multiple_of_8_is_taken_where_none_is_close_enough(plan: Callable[..., Plan]) -> None:

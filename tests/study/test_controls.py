@@ -58,6 +58,26 @@ def test_a_wider_baseline_of_a_given_width(plan: Callable[..., Plan], message: C
     )
 
 
+def test_a_wider_baseline_has_a_width_for_each_size(plan: Callable[..., Plan], message: Callable[..., str]) -> None:
+    text = GATE + "sizes: [debug, 10M]\ncontrols:\n  - {wider: m_gate_kv, width: %s}"
+    found = plan(text % "{10M: 320, debug: 96}").runs
+    widths = [run.resolved and run.resolved.shape.width for run in found if run.control == "wider"]
+    assert widths == [96, 320]
+    assert message(text % 320) == (
+        "s.yaml:6: width 320 cannot fit all of debug, 10M; give a width for each as {debug: 320, ...}, or leave width "
+        "out to have each feed-forward widened"
+    )
+    assert message(text % "{debug: 96}") == "s.yaml:6: width has none for 10M; add {10M: WIDTH} to it"
+    assert message(text % "{debug: 96, 10N: 8}") == (
+        "s.yaml:6: width is given for '10N', no size of this study; did you mean '10M'?"
+    )
+    assert message(text % "[96]").startswith("s.yaml:6: controls[0].width is [96]; must be a whole number greater than")
+    # The size may also be the base's.
+    assert message(GATE + "controls:\n  - {wider: m_gate_kv, width: {1.2M: 160}}").startswith(
+        "s.yaml:5: width is given for '1.2M', no size of this study; choose from: debug"
+    )
+
+
 def test_a_baseline_that_is_no_smaller_needs_no_wider_one(message: Callable[..., str]) -> None:
     narrow = "{variant: m_gate_kv, set: {model.ffn_width: 64}}"
     text = f"variants: [standard, {narrow}]\nbaseline: standard\ncontrols:\n  - wider: m_gate_kv"
@@ -78,7 +98,7 @@ def test_wall_clock_waits_for_the_step_times_of_all_seeds(
         *("standard-debug-s0", "standard-debug-s1"),
         *("m_gate_kv-debug-s0", "m_gate_kv-debug-s1"),
     )
-    assert (control.solved, control.resolved, control.overrides) == (False, None, ())
+    assert (control.command, control.resolved) == (None, None)
 
 
 def test_wall_clock_gives_the_baseline_the_steps_that_the_slower_step_would_have_bought(
@@ -90,13 +110,12 @@ def test_wall_clock_gives_the_baseline_the_steps_that_the_slower_step_would_have
     train(runs["standard-debug-s0"], [9.0, 0.10, 0.10, 0.11, 0.09])
     train(runs["standard-debug-s1"], [9.0, 0.11, 0.11])
     train(runs["m_gate_kv-debug-s0"], [9.0, 0.12, 0.12])
-    assert not replan().runs[-1].solved
+    assert replan().runs[-1].command is None
     train(runs["m_gate_kv-debug-s1"], [9.0, 0.14, 0.14], state="running")
-    assert not replan().runs[-1].solved
+    assert replan().runs[-1].command is None
     train(runs["m_gate_kv-debug-s1"], [9.0, 0.14, 0.14], state="diverged")
     # 1000 · 0.13 / 0.105 = 1238.1; a tenth of it is warm-up.
     for control in replan().runs[-2:]:
-        assert control.solved
         assert control.resolved
         assert control.resolved.steps == 1238
         assert control.resolved.run.optimizer.warmup_steps == 123

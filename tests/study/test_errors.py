@@ -161,6 +161,13 @@ def test_a_study_file_that_cannot_be_read() -> None:
         (["--seeds", "[0"], "command line: --seeds [0: not valid YAML"),
         (["--set.training.step", "5"], "command line: --set.training.step: set: training.step is not a key"),
         (["--set.training.steps=x"], "command line: --set.training.steps: training.steps is 'x'; must be a whole num"),
+        (["--budget", "{mach: flops}"], "command line: --budget: budget.mach is not a key; did you mean 'match'?"),
+        (["--budget", "{match: flops"], "command line: --budget {match: flops: not valid YAML"),
+        (["--budget", "{by: width, by: ffn_width}"], "command line: --budget: by is given twice; keep one"),
+        (["--variants", "[{variant: a, variant: b}]"], "command line: --variants: variant is given twice; keep one"),
+        (["--stop={behind: 0.1, at_step: 2000}"], "command line: --stop: stop.at_step is 2000, but the longest run"),
+        (["--set", "{training.step: 5}"], "command line: --set: set: training.step is not a key"),
+        (["--folder", "{size}/x"], "command line: --folder: folder is '{size}/x'; the only part in braces"),
         (["--variants.x", "5"], "command line: --variants.x: give variants whole, as --variants value"),
     ],
 )

@@ -37,8 +37,9 @@ def test_overrides_are_what_train_takes(plan: Callable[..., Plan], monkeypatch: 
     monkeypatch.setenv("WORLD_SIZE", "2")
     baseline, variant = plan(study).runs
     for run in (baseline, variant):
+        assert run.command
         assert run.resolved
-        again = load_resolved(str(run.config_file), list(run.overrides))
+        again = load_resolved(str(run.command.config_file), list(run.command.overrides))
         assert again.run == run.resolved.run
         assert (again.run.name, Path(again.run.folder)) == (run.name, run.folder)
     assert variant.resolved
@@ -112,7 +113,8 @@ def test_the_text_fits_80_columns_and_says_what_differs(plan: Callable[..., Plan
     text = plan_text(
         plan(
             GATE + "budget: {match: params}\nseeds: [0, 1, 2]\nsizes: [debug, 1.2M]\nlearning_rates: [1e-3]\n"
-            "controls: [{detached: m_gate_kv}, {wider: m_gate_kv, width: 144}, {wall_clock: m_gate_kv}]"
+            "controls: [{detached: m_gate_kv}, {wall_clock: m_gate_kv}, "
+            "{wider: m_gate_kv, width: {debug: 72, 1.2M: 160}}]"
         ),
         Speed("H100", 0.5),
     )
@@ -123,7 +125,10 @@ def test_the_text_fits_80_columns_and_says_what_differs(plan: Callable[..., Plan
     assert "standard-debug-lr0.001         3    230k    1000    512k 8.07e11   <0.01  5.52MB" in lines
     assert "  m_gate_kv-debug-lr0.001: model.ffn_width 144, 230,336 parameters against" in lines
     assert "    229,952 (+0.17%)" in lines
-    assert "  m_gate_kv_wider: model.width 144 (64), model.ffn_width 432 (192)" not in lines  # another width at 1.2M
+    # Another width at 1.2M, and heads of 18: 286,344 parameters are 24.5% above 229,952.
+    assert "  m_gate_kv_wider-debug-lr0.001: model.width 72 (64), model.ffn_width 216 (192)" in lines
+    assert "  m_gate_kv_wider-debug-lr0.001: heads of 18" in lines
+    assert "  m_gate_kv_wider-debug-lr0.001: +24.5% parameters against" in lines
     assert "GPU-hours assume H100 at 50% of 989 TFLOP/s" in text
     assert "m_gate_kv_wall_clock-1.2M-lr0.001: for the step times of" in text
     # What is the same at all sizes is said once.
@@ -140,7 +145,22 @@ def test_the_command_line_wins_over_the_file(plan: Callable[..., Plan]) -> None:
     assert (found.runs[0].resolved.steps, found.runs[0].resolved.run.optimizer.lr) == (20, 1e-3)
 
 
+def test_the_command_line_takes_whole_mappings(plan: Callable[..., Plan]) -> None:
+    text = GATE + "budget: {tolerance: 0.1}\nset: {training.steps: 10, optimizer.lr: 1e-3}"
+    tokens = ["--budget", "{match: params, by: ffn_width}", "--stop={behind: 1, at_step: 5}"]
+    found = plan(text, *tokens, "--set", "{training.steps: 20}", "--folder", "{name}-{name}")
+    # A mapping replaces the file's.
+    assert (found.study.budget.match, found.study.budget.tolerance) == ("params", 0.005)
+    assert found.study.set == {"training.steps": 20}
+    assert found.study.stop
+    assert (found.study.stop.behind, found.study.stop.at_step) == (1, 5)
+    # A path in braces stays a path.
+    assert found.study.folder == Path("s-s")
+
+
 def test_a_plan_is_the_same_every_time(load: Callable[..., object]) -> None:
     load(GATE + "budget: {match: flops}\nseeds: [0, 1]\ncontrols: [{wall_clock: m_gate_kv}]")
     first, second = (plan_study(load_study("s.yaml"), ranks=2).runs for _ in range(2))
-    assert [run.overrides for run in first] == [run.overrides for run in second]
+    assert [run.command and run.command.overrides for run in first] == [
+        run.command and run.command.overrides for run in second
+    ]

@@ -19,8 +19,8 @@ STAND_IN = ["--set.data.path", "text"]
 SMALL_BATCH = ["--set.training.batch_tokens", "65536"]
 
 
-def planned(name: str, *overrides: str) -> Plan:
-    plan = plan_study(load_study(STUDIES / f"{name}.yaml", overrides), ranks=8)
+def planned(name: str, *overrides: str, ranks: int = 8) -> Plan:
+    plan = plan_study(load_study(STUDIES / f"{name}.yaml", overrides), ranks)
     assert max(map(len, plan_text(plan).splitlines())) <= 80
     return plan
 
@@ -32,7 +32,8 @@ def parameters(run: PlannedRun) -> int:
 
 def test_every_ready_study_is_tested_here() -> None:
     assert {path.stem for path in STUDIES.iterdir()} == {
-        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m")
+        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m"),
+        *("query_scale_1m", "query_scale_10m"),
     }
 
 
@@ -41,8 +42,8 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
     characters = "".join(map(chr, range(48, 48 + 64)))
     Path("plays.txt").write_text("".join(f"{characters[number % 64 :]}{characters}\n" for number in range(200)))
     prep = ["prep", "plays.txt", "--document-separator", "\\n", "--tokenizer", "characters", "--workers", "1"]
-    assert cli.main([*prep, "--heldout-fraction", "0.2", "--out", "characters"]) == 0
-    plan = planned("seed_m_gate", "--set.data.path", "characters")
+    assert cli.main([*prep, "--heldout-fraction", "0.2", "--out", "data/shakespeare-char"]) == 0
+    plan = planned("seed_m_gate")
     assert len(plan.runs) == 5 * 8
     standard, variant, detached, wider = plan.runs[:4]
     assert [run.entry for run in plan.runs[:4]] == ["standard", "m_gate_kv", "m_gate_kv_detached", "m_gate_kv_wider"]
@@ -53,12 +54,12 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
     # 6 · (4·136·136 + 3·136·368 + 2·136) + 136 + 128·136
     assert parameters(wider) == 1_363_944
     assert [run.resolved and run.resolved.shape.width for run in plan.runs[:4]] == [128, 112, 112, 136]
-    assert {run.entry for run in plan.runs if not run.solved} == {"m_gate_kv_wall_clock"}
+    assert {run.entry for run in plan.runs if run.command is None} == {"m_gate_kv_wall_clock"}
     for run in plan.runs[:4]:
         assert run.resolved
         assert train_tokens(run.resolved) == 3000 * 32 * 128
     # The documentation shows this plan, for one process.
-    one = plan_study(load_study(plan.study.file, ["--set.data.path", "characters"]), ranks=1)
+    one = plan_study(load_study(plan.study.file), ranks=1)
     assert f"seed_m_gate.yaml --nproc 1\n{plan_text(one).rstrip()}\n```" in (DOCS / "studies.md").read_text()
 
 
@@ -118,3 +119,16 @@ def test_books_1m_has_equal_parameters() -> None:
     assert [(run.entry, run.seed) for run in plan.runs] == [(entry, seed) for seed in range(3) for entry in entries]
     standard = parameters(plan.runs[0])
     assert all(parameters(run) == pytest.approx(standard, rel=0.005) for run in plan.runs)
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("query_scale_1m", 5), ("query_scale_10m", 3)])
+def test_query_scale_compares_each_read_with_and_without_the_factor(name: str, seeds: int) -> None:
+    plan = planned(name, *STAND_IN, ranks=1)
+    assert len(plan.runs) == 5 * 3 * seeds
+    runs = {run.entry: run for run in plan.runs if run.seed == 0 and run.lr == 1e-3}
+    for read in ("attnres_block", "control_block"):
+        plain, scaled = runs[read].resolved, runs[f"{read}_scaled"].resolved
+        assert plain
+        assert scaled
+        assert plain.run.depth == {**scaled.run.depth, "query_scale": "one"}
+        assert scaled.run.depth["query_scale"] == "inverse_sqrt"

@@ -226,8 +226,19 @@ class GatedState(Variant):
 
     def parameters(self, shape: Shape) -> int:
         projection = shape.width * self._widths(shape)
-        gate = 2 * shape.width * (shape.width + 1)
-        return (shape.layers - 1) * (projection + gate)
+        return (shape.layers - 1) * projection + self._gates(shape)
+
+    def _gates(self, shape: Shape) -> int:
+        """Parameters of all W_gm and their biases."""
+        return (shape.layers - 1) * 2 * shape.width * (shape.width + 1)
+
+    def without_gradient(self, shape: Shape) -> int:
+        """With ``detach`` the gates. With ``multiply`` the first layer's attention and its norm, since y ⊙ M_0 = 0."""
+        silenced = 0
+        if self.inject == "multiply" and not self.around_one:
+            keys_and_values = 2 * shape.width * shape.kv_heads * shape.head_dim
+            silenced = 2 * shape.width * shape.width + keys_and_values + shape.width
+        return silenced + (self._gates(shape) if self.detach else 0)
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """nanoGPT's rule: matrices are decayed as all others are, biases are not."""

@@ -52,6 +52,11 @@ class Variant:
         """Parameters beyond those of the standard model."""
         return 0
 
+    def without_gradient(self, shape: Shape) -> int:
+        """Parameters of the whole model whose gradient is missing or always zero, so that training teaches them
+        nothing."""
+        return 0
+
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Training FLOPs per token (forward and backward) beyond those of the standard model."""
         return 0

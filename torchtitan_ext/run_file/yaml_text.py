@@ -87,16 +87,16 @@ def parse_mapping(text: str) -> Table:
     return value
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, mapping: bool = False) -> Any:
     """Parse one value from the command line: a plain scalar, a quoted text or a ``[list]``.
 
     Only text that starts with a quote or a bracket is parsed as YAML, so that paths with ``: ``, ``#`` or ``{`` need
-    no second layer of quotes.
+    no second layer of quotes. ``mapping``: a ``{mapping}`` is parsed, too, for a key that takes no text.
 
     Raises:
-        YamlTextError: the quotes or brackets do not match.
+        YamlTextError: the quotes, brackets or braces do not match.
     """
-    if text[:1] in ("[", '"', "'"):
+    if text[:1] in ("[", '"', "'") or (mapping and text[:1] == "{"):
         return _value(_compose(text))
     return _scalar(cast(Any, _Loader("")).resolve(yaml.ScalarNode, text, (True, False)), text)
 

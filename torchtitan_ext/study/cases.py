@@ -20,10 +20,7 @@ from torchtitan_ext.sizes import Shape, padded_vocab, shape_of
 from torchtitan_ext.study.differences import SHAPE
 from torchtitan_ext.study.run_keys import RunKeys
 from torchtitan_ext.study.schema import Entry, Study
-from torchtitan_ext.study.solve import Match, closest_multiple, closest_width, equal_steps
-
-FFN_STEP = 8
-"""Feed-forward widths are multiples of this where the tolerance allows."""
+from torchtitan_ext.study.solve import Match, closest_ffn_width, closest_width, equal_steps
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,7 @@ class Group:
 
     def shape(self, run: Run, other: Mapping[str, int] | None = None, where: str = "model") -> Shape:
         """The shape that ``run`` asks for, with the numbers in ``other`` replaced."""
-        asked = run.model.model_dump(include=set(SHAPE))
+        asked = run.model.model_dump(include={*SHAPE, "tied"})
         return shape_of(run.model.size, self._vocab_size, **{**asked, **(other or {})}, where=where)
 
     def _match_parameters(self, entry: Entry, run: Run, variant: Variant) -> Match:
@@ -196,10 +193,11 @@ class Group:
             return shape.parameters() + variant.parameters(shape)
 
         if self.study.budget.by == "width" and "model.width" not in entry.set:
-            found["width"] = closest_multiple(lambda width: count(width=width), target, 2 * self.shape(run).heads)
+            heads = self.shape(run).heads
+            found["width"] = closest_width(lambda width: count(width=width), target, heads, tolerance)
         if "model.ffn_width" not in entry.set and abs(count() - target) > tolerance * target:
-            # Head dimensions are even, so widths lie far apart: what is left after the width, the feed-forward takes.
-            found["ffn_width"] = closest_width(lambda width: count(ffn_width=width), target, FFN_STEP, tolerance)
+            # Widths lie far apart: what is left after the width, the feed-forward takes.
+            found["ffn_width"] = closest_ffn_width(lambda width: count(ffn_width=width), target, tolerance)
         return Match("parameters", {f"model.{name}": width for name, width in found.items()}, count(), target)
 
     def _match_length(self, entry: Entry, flops_per_token: int, what: str) -> Match:

@@ -64,6 +64,27 @@ def check_names(study: Study) -> None:
             )
 
 
+def check_widths(study: Study, sizes: list[str]) -> None:
+    """Raise ``UserError`` where a wider baseline has one width for several of ``sizes``, none for one, or one for a
+    size that the study does not have."""
+    for control, location in study.all_controls():
+        place = study.origin(*location, "width")
+        if isinstance(control.width, int) and len(sizes) > 1:
+            raise UserError(
+                f"{place}: width {control.width} cannot fit all of {', '.join(sizes)}; give a width for each as "
+                f"{{{sizes[0]}: {control.width}, ...}}, or leave width out to have each feed-forward widened"
+            )
+        if isinstance(control.width, dict):
+            for size in control.width:
+                if size not in sizes:
+                    raise UserError(
+                        f"{place}: width is given for {size!r}, no size of this study; {nearest(size, sizes)}"
+                    )
+            missing = [size for size in sizes if size not in control.width]
+            if missing:
+                raise UserError(f"{place}: width has none for {missing[0]}; add {{{missing[0]}: WIDTH}} to it")
+
+
 def control_label(of: str, kind: str) -> str:
     """The label of a control of the entry ``of``."""
     return f"{of}_{kind}"

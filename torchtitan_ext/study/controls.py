@@ -7,9 +7,9 @@ helps, or the capacity, and what would the time that a step takes have bought?
 from dataclasses import replace
 
 from torchtitan_ext.errors import UserError
-from torchtitan_ext.study.cases import FFN_STEP, Case, Group
+from torchtitan_ext.study.cases import Case, Group
 from torchtitan_ext.study.check import control_label, detached_form
-from torchtitan_ext.study.solve import Match, equal_steps, smallest_multiple
+from torchtitan_ext.study.solve import FFN_STEP, Match, equal_steps, smallest_multiple
 
 
 def detached(variant: Case, place: str) -> Case:

@@ -23,12 +23,18 @@ def differences_between(run: ResolvedRun, baseline: ResolvedRun | None) -> tuple
     """
     if baseline is None:
         return ()
-    own, other = _keys(run), _keys(baseline)
+    own, other = keys_of(run), keys_of(baseline)
     if run.run.model.size == baseline.run.model.size:
         own |= {f"model.{name}": getattr(run.shape, name) for name in SHAPE}
         other |= {f"model.{name}": getattr(baseline.shape, name) for name in SHAPE}
     keys = [key for key in {**own, **other} if key not in NAMES]
     return tuple((key, own.get(key), other.get(key)) for key in keys if own.get(key) != other.get(key))
+
+
+def differences_in_shape(run: ResolvedRun, baseline: ResolvedRun) -> tuple[Difference, ...]:
+    """Return the layers, widths and head counts that differ, whether given or following from two sizes."""
+    pairs = [(f"model.{name}", getattr(run.shape, name), getattr(baseline.shape, name)) for name in SHAPE]
+    return tuple((key, own, other) for key, own, other in pairs if own != other)
 
 
 def check_intended(differences: Sequence[Difference], intended: frozenset[str], what: str) -> None:
@@ -41,7 +47,8 @@ def check_intended(differences: Sequence[Difference], intended: frozenset[str], 
             )
 
 
-def _keys(resolved: ResolvedRun) -> dict[str, Any]:
+def keys_of(resolved: ResolvedRun) -> dict[str, Any]:
+    """Return every run key of a run, as ``section.key``, with its value."""
     keys: dict[str, Any] = {}
     for name, value in resolved.run.model_dump().items():
         keys |= {f"{name}.{key}": below for key, below in value.items()} if isinstance(value, dict) else {name: value}

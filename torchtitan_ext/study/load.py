@@ -1,7 +1,7 @@
 """Study files into studies: YAML and the command line's keys, with errors that name file, line and key."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from torchtitan_ext.study.words import describe, key_location
 from torchtitan_ext.study.yaml_lines import Location, Places, place_of, plain
 
 SECTIONS = ("budget", "stop", "set")
-"""Keys of a study that the command line can set in part, as ``--section.key``."""
+"""Keys of a study whose values are mappings: the command line sets them whole, as ``--section "{key: value}"``, or in
+part, as ``--section.key value``."""
 
 
 def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Study:
@@ -24,8 +25,8 @@ def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> S
 
     Args:
         path: the study file.
-        overrides: keys of the study from the command line, ``--seeds "[0]"`` or ``--set.training.steps 60``, which win
-            over the file's.
+        overrides: keys of the study from the command line, ``--seeds "[0]"``, ``--budget "{match: flops}"`` or
+            ``--set.training.steps 60``, which win over the file's.
 
     Raises:
         UserError: the file cannot be read, or something in it is wrong; one line with file, line and key.
@@ -33,7 +34,7 @@ def load_study(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> S
     file = Path(path)
     places: Places = {}
     try:
-        data = plain(parse_mapping(_read(file)), printed(str(file)), places)
+        data = plain(parse_mapping(_read(file)), lambda line: f"{printed(str(file))}:{line}", places)
     except YamlTextError as error:
         raise UserError(f"{printed(str(file))}:{error.line}: {error.problem}") from None
     _override(data, overrides, places)
@@ -80,16 +81,21 @@ def _override(data: dict[str, Any], tokens: Sequence[str], places: Places) -> No
             raise UserError(f"command line: --{key}: give {section} whole, as --{section} value")
         if dot and not isinstance(data.setdefault(section, {}), dict):
             raise UserError(f"command line: --{key}: {section} in the file is not a mapping")
-        inner: Places = {}
-        try:
-            value = plain(parse_value(text), "", inner)
-        except YamlTextError as error:
-            raise UserError(f"command line: --{key} {printed(text)}: {error.problem}") from None
+        place = f"command line: --{key}"
         location = (section, below) if dot else (section,)
         for known in [known for known in places if known[: len(location)] == location]:
             del places[known]
-        places[location] = f"command line: --{key}"
+        places[location] = place
+        try:
+            parsed = parse_value(text, mapping=section in SECTIONS and not dot)
+        except YamlTextError as error:
+            raise UserError(f"{place} {printed(text)}: {error.problem}") from None
+        value = plain(parsed, _always(place), places, location)
         (data[section] if dot else data)[location[-1]] = value
+
+
+def _always(place: str) -> Callable[[int], str]:
+    return lambda line: place
 
 
 def _first(error: ValidationError, places: Places, file: str) -> str:

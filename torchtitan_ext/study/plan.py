@@ -7,11 +7,11 @@ from typing import Any
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.study import controls
 from torchtitan_ext.study.cases import Case, Group
-from torchtitan_ext.study.check import control_label
+from torchtitan_ext.study.check import check_widths, control_label
 from torchtitan_ext.study.differences import check_intended, differences_between
 from torchtitan_ext.study.exclusions import Exclusions
 from torchtitan_ext.study.measured import begun_steps, common_step_seconds
-from torchtitan_ext.study.planned import Plan, PlannedRun
+from torchtitan_ext.study.planned import Plan, PlannedRun, TrainCommand
 from torchtitan_ext.study.record import check_folder
 from torchtitan_ext.study.run_keys import RunKeys
 from torchtitan_ext.study.schema import Study
@@ -49,8 +49,11 @@ def _sizes(study: Study) -> Iterator[tuple[str, RunKeys]]:
     for key, value in study.set.items():
         common = common.with_values({key: value}, study.origin("set", key))
     if study.sizes is None:
-        yield common.load(study.base_file).model.size, common
+        size_of_base = common.load(study.base_file).model.size
+        check_widths(study, [size_of_base])
+        yield size_of_base, common
         return
+    check_widths(study, [size.size for size in study.sizes])
     for number, size in enumerate(study.sizes):
         keys = common
         for key, value in size.set.items():
@@ -95,7 +98,7 @@ class _Planner:
             if control.kind == "detached":
                 cases[label] = controls.detached(variant, place)
             elif control.kind == "wider":
-                cases[label] = controls.wider(self.group, variant, control.width, place)
+                cases[label] = controls.wider(self.group, variant, control.width_at(self.group.size), place)
             else:
                 waiting.append((variant, place))
         for seed in self.study.seeds:
@@ -149,10 +152,7 @@ class _Planner:
             control=case.control,
             baseline=baseline.name if baseline else None,
             after=after,
-            config_file=self.study.base_file,
-            overrides=(),
-            solved=False,
-            resolved=None,
+            command=None,
             matches=case.matches,
         )
         if case.keys is not None:
@@ -166,7 +166,8 @@ class _Planner:
             resolved = keys.resolve(keys.load(self.study.base_file), self.group.ranks)
             differences = differences_between(resolved, baseline.resolved if baseline else None)
             check_intended(differences, case.intended, f"{case.place}: {name}")
-            run = replace(run, overrides=keys.tokens(), solved=True, resolved=resolved, differences=differences)
+            command = TrainCommand(self.study.base_file, keys.tokens(), resolved)
+            run = replace(run, command=command, differences=differences)
         self.planned.append(run)
         if is_baseline:
             self.baselines[seed] = run

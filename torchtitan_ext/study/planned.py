@@ -1,5 +1,6 @@
 """What a plan is: the runs of a study, with nothing left to decide but what has to be measured first."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,26 @@ from typing import Any
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.study.schema import Study
 from torchtitan_ext.study.solve import Match
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """How a run is started. There is none for a run that is not solved, which can therefore not be started.
+
+    Attributes:
+        config_file: the base run file.
+        overrides: what the run sets over it.
+        resolved: the run that both give, with nothing left open.
+    """
+
+    config_file: Path
+    overrides: tuple[str, ...]
+    resolved: ResolvedRun
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `torchtitan_ext.train`."""
+        return ["--config-file", str(self.config_file), *self.overrides]
 
 
 @dataclass(frozen=True)
@@ -25,10 +46,7 @@ class PlannedRun:
         control: ``detached``, ``wider`` or ``wall_clock``; None for an entry of ``variants``.
         baseline: name of the run it is compared with; None for a baseline run.
         after: names of the runs that must have ended before this one can be solved and started.
-        config_file: the base run file.
-        overrides: what it sets, as `torchtitan_ext.train` takes it; empty while it is not solved.
-        solved: False for a wall-clock control until the step times that it needs are measured.
-        resolved: the run with nothing left open; None while it is not solved.
+        command: how it is started; None for a wall-clock control until the step times that it needs are measured.
         matches: what was solved for it, and how well it met the budget.
         differences: what it trains otherwise than its baseline: run keys with its own and the baseline's value.
     """
@@ -44,12 +62,35 @@ class PlannedRun:
     control: str | None
     baseline: str | None
     after: tuple[str, ...]
-    config_file: Path
-    overrides: tuple[str, ...]
-    solved: bool
-    resolved: ResolvedRun | None
+    command: TrainCommand | None
     matches: tuple[Match, ...] = ()
     differences: tuple[tuple[str, Any, Any], ...] = ()
+
+    @property
+    def resolved(self) -> ResolvedRun | None:
+        """The run with nothing left open; None while it is not solved."""
+        return self.command.resolved if self.command is not None else None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A solved run beside its baseline.
+
+    Attributes:
+        run: the run.
+        resolved: what it trains.
+        against: label of its baseline.
+        baseline: what the baseline trains.
+    """
+
+    run: PlannedRun
+    resolved: ResolvedRun
+    against: str
+    baseline: ResolvedRun
+
+
+RunsByLabel = dict[str, list[PlannedRun]]
+"""Runs by label: those that differ in seed alone."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +104,17 @@ class Plan:
     def run(self, name: str) -> PlannedRun:
         """The run called ``name``, which must be there."""
         return next(run for run in self.runs if run.name == name)
+
+    def compared(self) -> Iterator[Compared]:
+        """Each label but the baselines' that is solved, by its first run, in the plan's order."""
+        for run in (runs[0] for runs in self.by_label().values()):
+            baseline = None if run.baseline is None else self.run(run.baseline)
+            if run.resolved is not None and baseline is not None and baseline.resolved is not None:
+                yield Compared(run, run.resolved, baseline.label, baseline.resolved)
+
+    def by_label(self) -> RunsByLabel:
+        """The runs grouped with those that differ from them in seed alone, in the plan's order."""
+        groups: RunsByLabel = {}
+        for run in self.runs:
+            groups.setdefault(run.label, []).append(run)
+        return groups

@@ -116,8 +116,10 @@ class Control(_Mapping):
     detached: Label | None = Field(default=None, description="the variant with its gradient across layers cut")
     wider: Label | None = Field(default=None, description="a baseline with at least the variant's parameters")
     wall_clock: Label | None = Field(default=None, description="the baseline with the variant's training time")
-    width: Whole | None = Field(
-        default=None, gt=0, description="model width of the wider baseline; null: its feed-forward width is solved"
+    width: Annotated[Whole, Field(gt=0)] | dict[str, Annotated[Whole, Field(gt=0)]] | None = Field(
+        default=None,
+        description="model width of the wider baseline, with several sizes one for each as {SIZE: WIDTH}; null: its "
+        "feed-forward width is solved",
     )
 
     @model_validator(mode="after")
@@ -137,6 +139,10 @@ class Control(_Mapping):
     def of(self) -> str:
         """Label of the entry that it is a control of."""
         return getattr(self, self.kind)
+
+    def width_at(self, size: str) -> int | None:
+        """The width of the wider baseline at ``size``, which a mapping must have."""
+        return self.width[size] if isinstance(self.width, dict) else self.width
 
 
 class Exclusion(_Mapping):

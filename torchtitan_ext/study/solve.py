@@ -1,5 +1,6 @@
 """What makes a budget equal: widths for parameters, steps for tokens, FLOPs and time."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,11 +46,31 @@ class Match:
         )
 
 
-def closest_width(count: Count, target: int, preferred_step: int, tolerance: float) -> int:
-    """Return the width whose parameters are closest to ``target``: a multiple of ``preferred_step`` where one is
-    within the ``tolerance`` (a share), because matrix units like multiples, else any."""
-    width = closest_multiple(count, target, preferred_step)
-    return width if abs(count(width) - target) <= tolerance * target else closest_multiple(count, target, 1)
+WIDTH_STEP = 64
+"""Model widths are multiples of this where the tolerance allows: the width of the tiles of matrix units."""
+HEAD_STEP = 8
+"""Head dimensions are multiples of this: at 2 bytes a number, rows of 16 bytes, as matrix units and flash attention
+take them without padding. A run with another head dimension may be slow for that alone."""
+FFN_STEP = 8
+"""Feed-forward widths are multiples of this where the tolerance allows, for the same reason."""
+
+
+def closest_width(count: Count, target: int, heads: int, tolerance: float) -> int:
+    """Return the model width whose parameters are closest to ``target``: a multiple of ``WIDTH_STEP`` where one is
+    within the ``tolerance`` (a share), else any that gives ``heads`` heads of a multiple of ``HEAD_STEP``."""
+    step = HEAD_STEP * heads
+    return _closest(count, target, (math.lcm(step, WIDTH_STEP), step), tolerance)
+
+
+def closest_ffn_width(count: Count, target: int, tolerance: float) -> int:
+    """Return the feed-forward width whose parameters are closest to ``target``: a multiple of ``FFN_STEP`` where one
+    is within the ``tolerance`` (a share), else any."""
+    return _closest(count, target, (FFN_STEP, 1), tolerance)
+
+
+def _closest(count: Count, target: int, steps: tuple[int, int], tolerance: float) -> int:
+    width = closest_multiple(count, target, steps[0])
+    return width if abs(count(width) - target) <= tolerance * target else closest_multiple(count, target, steps[1])
 
 
 def closest_multiple(count: Count, target: int, step: int) -> int:

@@ -58,8 +58,14 @@ def _show(value: Any) -> str:
 
 
 def _type(location: Location) -> str:
-    info = _info(location)
+    return _type_of(_info(location))
+
+
+def _type_of(info: FieldInfo) -> str:
     annotation = _unwrapped(info.annotation)
+    members = [FieldInfo.from_annotation(member) for member in get_args(annotation) if member is not NoneType]
+    if any(get_origin(member.annotation) is dict for member in members):
+        return " or ".join(map(_type_of, members))
     if get_origin(annotation) is list:
         return "a list, written [a, b] or one '- a' a line"
     if get_origin(annotation) is dict:

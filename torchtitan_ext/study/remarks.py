@@ -1,0 +1,44 @@
+"""What a plan's numbers alone do not say: runs outside the budget, and odd widths."""
+
+from collections.abc import Iterator
+
+from torchtitan_ext.resolve import ResolvedRun
+from torchtitan_ext.study.cost import train_flops, train_tokens
+from torchtitan_ext.study.layout import Remark
+from torchtitan_ext.study.planned import Plan, RunsByLabel
+from torchtitan_ext.study.solve import FFN_STEP, HEAD_STEP
+
+HELD = {
+    "tokens": ("tokens",),
+    "params": ("parameters", "tokens"),
+    "flops": ("training FLOPs",),
+    "wall_clock": ("tokens",),
+}
+"""What a budget makes equal before anything is measured."""
+
+
+def outside_the_budget(plan: Plan) -> Iterator[Remark]:
+    """Runs that have more or less than their baseline of what the budget makes equal: controls, by their purpose."""
+    budget = plan.study.budget
+    for pair in plan.compared():
+        own, other = _amounts(pair.resolved), _amounts(pair.baseline)
+        shares = {name: own[name] / other[name] - 1 for name in HELD[budget.match]}
+        parts = [f"{share:+.1%} {name}" for name, share in shares.items() if abs(share) > budget.tolerance]
+        if parts:
+            yield pair.run.label, f"{' and '.join(parts)} against {pair.against}"
+
+
+def _amounts(run: ResolvedRun) -> dict[str, int]:
+    return {"parameters": run.parameters, "tokens": train_tokens(run), "training FLOPs": train_flops(run)}
+
+
+def odd_widths(groups: RunsByLabel) -> Iterator[Remark]:
+    """Runs with a width that matrix units have to pad, so that their speed says less about their variant."""
+    for label, runs in groups.items():
+        if runs[0].resolved is None:
+            continue
+        shape = runs[0].resolved.shape
+        odd = [f"heads of {shape.head_dim}"] if shape.head_dim % HEAD_STEP else []
+        odd += [f"a feed-forward of {shape.ffn_width}"] if shape.ffn_width % FFN_STEP else []
+        if odd:
+            yield label, " and ".join(odd)
