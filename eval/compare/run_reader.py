@@ -57,13 +57,23 @@ def read_run_folder(path: Path, name: str) -> Run:
         if state not in (DIVERGED, FAILED):
             raise NoFinalLoss(f"not finished: {why}", UNFINISHED, known)
         raise NoFinalLoss(f"{why}: {status.get('reason') or 'status.json gives no reason'}", state, known)
+    try:
+        return _finished(folder, known, settings, facts["identity"]["data"], int(step or 0))
+    except NoFinalLoss:
+        raise
+    except UserError as error:
+        raise NoFinalLoss(str(error), UNFINISHED, known) from error
+
+
+def _finished(
+    folder: RunFolder, known: Run, settings: Mapping[str, Any], data: Mapping[str, Any], last_step: int
+) -> Run:
     records = _records(folder)
-    _check_last_losses(records, int(step or 0), known)
+    _check_last_losses(records, known)
     run = _run(known, records)
-    _check_end(run, int(step or 0))
-    data = facts["identity"]["data"]
+    _check_end(run, last_step)
     text = _heldout_text(settings.get("data.path"), data, _windows(settings, data))
-    marks, notes = read_marks(path, int(step or 0))
+    marks, notes = read_marks(folder.path, last_step)
     return replace(run, text=text, marks=marks, notes=(*run.notes, *notes))
 
 
@@ -106,12 +116,12 @@ def _unread(path: Path, name: str, variant: str, costs: Mapping[str, float], see
     return Run(name, path, variant, NO_CURVE, NO_CURVE, NO_CURVE, none, costs, seed=seed)
 
 
-def _check_last_losses(records: Records, step: int, known: Run) -> None:
+def _check_last_losses(records: Records, known: Run) -> None:
     """A run whose last loss is no number has diverged, whatever its status says."""
     for what, its_tags in (("held-out loss", tags.HELDOUT), ("training loss", tags.TRAINING)):
         steps, losses = records.series(its_tags)
-        if len(losses) and steps[-1] == step and not math.isfinite(losses[-1]):
-            raise NoFinalLoss(f"diverged: its last {what}, of step {step}, is {losses[-1]}", DIVERGED, known)
+        if len(losses) and not math.isfinite(losses[-1]):
+            raise NoFinalLoss(f"diverged: its last {what}, of step {steps[-1]}, is {losses[-1]}", DIVERGED, known)
 
 
 def read_event_folder(path: Path, name: str) -> Run:
@@ -126,7 +136,7 @@ def read_event_folder(path: Path, name: str) -> Run:
     found = _SEED_IN_NAME.search(name)
     unknown = {"flops_per_token": math.nan, "parameters": math.nan}
     known = _unread(path, name, without_seed(name), unknown, int(found[1]) if found else None)
-    _check_last_losses(records, records.last_step(), known)
+    _check_last_losses(records, known)
     return _run(known, records)
 
 

@@ -114,6 +114,13 @@ def test_unfinished_seeds_are_counted_and_leave_the_verdict(study: Path) -> None
     assert said.format("") in console
 
 
+def test_a_seed_whose_record_is_damaged_is_missing(study: Path) -> None:
+    (study / "moda-s1" / "metrics.jsonl").unlink()
+    moda = rows(results(study))["moda"]
+    assert [(lost.name, lost.fate) for lost in moda.lost] == [("moda-s1", "unfinished")]
+    assert moda.reservations[0].long.startswith("1 of 6 seeds is missing (metrics.jsonl is missing or empty")
+
+
 def test_seeds_that_only_the_baseline_has_are_counted(runs: Path) -> None:
     write(runs, "standard", 4.0)
     write(runs, "m_gate_kv", 3.9, seeds=4)
