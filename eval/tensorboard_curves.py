@@ -158,7 +158,7 @@ def _row(group: GroupResult, family: FamilyResult, axes: Mapping[str, Axis]) -> 
             curves.points[f"{kind}/{axes[name].name}"] = _curve(band, axes[name])
     final = {
         "final/loss": group.loss,
-        "final/difference": group.difference.mean if group.difference else None,
+        "final/difference": group.mean,
         "final/tokens_per_s": group.costs["tokens_per_s"].value,
         "final/peak_memory_gib": group.costs["peak_memory_gib"].value,
     }

@@ -6,7 +6,10 @@
     run_reader.py   one run → Run (run.py): its curves and costs, from metrics.jsonl (records.py) or event_files.py, and
                     its marks in downstream tasks, from what ``depth eval`` wrote (marks.py)
     grouping.py     runs → groups (equal but for the seed) → families (a baseline and what may be compared with it)
-    compare.py      families → results.py: every number of the report, by statistics.py, curves.py, bands.py, tasks.py
+                    sweeps.py: of a sweep over the learning rate, the best
+    compare.py      families → results.py: every number of the report, by statistics.py, curves.py, bands.py, tasks.py;
+                    warn.py: what a reader must know with them
+    judged.py       families → verdicts: judging.py, by blocks.py (arms and seeds) and dunnett.py (many to one)
     eval.scaling    families → laws over sizes, a field of the results
     sections/       results → blocks of a page (page.py), drawn by pictures.py, written by page_html and page_markdown
     command.py      ``depth compare``; --tensorboard writes the results as TensorBoard runs too

@@ -1,17 +1,15 @@
 """Curves of several seeds as one: mean, lowest and highest, over an axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from eval.compare.curves import has_axis, smoothed, value_at
+from eval.compare.curves import ReadCurve, has_axis, smoothed, value_at
 from eval.compare.results import Band
 from eval.compare.run import AXES, Curve, Run
 
 _POINTS = 150
 """A training loss is logged far more often than a picture can show."""
-
-ReadCurve = Callable[[Run], Curve]
 
 
 def loss_bands(runs: Sequence[Run], read: ReadCurve) -> dict[str, Band]:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 
 import numpy as np
 
-from eval.compare.bands import ReadCurve, difference_bands, loss_bands, training_bands
-from eval.compare.curves import has_axis, learning_rate_share, reaches, smoothed, value_at
+from eval.compare.bands import difference_bands, loss_bands, training_bands
+from eval.compare.curves import READ, ReadCurve, has_axis, learning_rate_share, reaches, value_at
 from eval.compare.grouping import Family, Group
+from eval.compare.judged import judge_families
 from eval.compare.results import (
     AtEqual,
     BitsPerByte,
@@ -16,53 +17,60 @@ from eval.compare.results import (
     EveryPair,
     FamilyResult,
     GroupResult,
+    Lost,
     MemoryBudget,
     Reach,
     Results,
     SeedPair,
+    SweepResult,
 )
-from eval.compare.run import AXES, COSTS, Curve, LeftOut, Run
-from eval.compare.statistics import LEVEL, Estimate, estimate, holm, seeds_needed
+from eval.compare.run import AXES, COSTS, DIVERGED, Curve, LeftOut, Run
+from eval.compare.statistics import Estimate, estimate
 from eval.compare.tasks import task_rows
-from eval.compare.warn import group_notes, warnings
+from eval.compare.warn import group_notes, reservations, unlike, warnings
 from eval.scaling.scale import scale
 
 Pairs = Sequence[tuple[Run, Run]]
 UNDECIDED = "cannot tell"
 _SAME_MEMORY = 0.005
-READ: dict[str, ReadCurve] = {"heldout": lambda run: run.heldout, "training": lambda run: smoothed(run.training)}
 
 
 def compare(families: Sequence[Family], left_out: Sequence[LeftOut]) -> Results:
     """Compare each family's groups with its baseline."""
     results = [_family(family) for family in families]
-    tested = [
-        (group, group.difference.p)
-        for family in results
-        for group in family.groups
-        if group.difference and group.difference.p is not None and not group.reference
-    ]
-    for (group, _), adjusted in zip(tested, holm([p for _, p in tested]), strict=True):
-        group.p_holm = adjusted
+    comparisons = judge_families(families, results)
     for family in results:
         for group in family.groups:
             group.verdict = _verdict(group)
-    for group, _ in tested:
-        found = group.difference
-        if group.verdict == UNDECIDED and found and found.sd:
-            # Holm asks this level of the row that is tested first; what passes it passes whatever the others do.
-            group.seeds_needed = seeds_needed(found.mean / found.sd, LEVEL / len(tested))
-    return Results(results, [asdict(out) for out in left_out], len(tested), scale(families, READ))
+            group.at_equal = {axis: _as_judged(found, group, family) for axis, found in group.at_equal.items()}
+    said = [
+        {
+            "name": out.name,
+            "why": out.why,
+            "label": out.label,
+            "size": out.size,
+            "seed": out.seed,
+            "fate": out.fate,
+            "diverged": out.fate == DIVERGED,
+        }
+        for out in left_out
+    ]
+    return Results(results, said, comparisons, scale(families, READ))
 
 
 def _verdict(group: GroupResult) -> str:
     """``better``, ``worse`` or ``cannot tell``; empty for a baseline of whatever length."""
     found = group.difference
-    if found is None or group.reference:
+    if found is None:
         return UNDECIDED if group.at_equal else ""
-    if group.p_holm is None or group.p_holm >= LEVEL:
-        return UNDECIDED
-    return "better" if found.mean < 0 else "worse"
+    return UNDECIDED if not found.sure else "better" if found.mean < 0 else "worse"
+
+
+def _as_judged(found: AtEqual, group: GroupResult, family: FamilyResult) -> AtEqual:
+    """With the difference to the baseline that the verdict rests on, or without an interval where there is none."""
+    if found.final is None or found.against != family.baseline:
+        return found
+    return replace(found, final=group.difference or Estimate(found.final.n, found.final.mean))
 
 
 def _family(family: Family) -> FamilyResult:
@@ -74,6 +82,8 @@ def _family(family: Family) -> FamilyResult:
         measure=family.measure,
         per_device=any(run.per_device for group in family.all for run in group.runs),
         groups=groups,
+        test=None,
+        sweeps=[SweepResult(group.label, group.sweep, group.sweep.edge) for group in family.all if group.sweep],
         memory=_memory(groups),
         every_pair=_every_pair(family.all, read) if len(family.all) > 2 else [],
         bits_per_byte=_bits_per_byte(family),
@@ -95,6 +105,7 @@ def _group(group: Group, family: Family, read: ReadCurve) -> GroupResult:
         theirs = read(other).final if other else None
         rows.append(SeedPair(run.name, run.seed, loss, theirs, None if theirs is None else loss - theirs))
     differences = [row.difference for row in rows if row.difference is not None]
+    shared = [row.loss for row in rows if row.difference is not None] or [row.loss for row in rows]
     return GroupResult(
         label=group.label,
         variant=group.first.variant,
@@ -102,9 +113,12 @@ def _group(group: Group, family: Family, read: ReadCurve) -> GroupResult:
         reference=reference,
         seeds=[run.seed for run in group.runs],
         steps=int(max(read(run).steps[-1] for run in group.runs)),
-        loss=float(np.mean([row.loss for row in rows])),
+        loss=float(np.mean(shared)),
         pairs=rows,
-        difference=estimate(differences) if differences else None,
+        paired=estimate(differences) if differences else None,
+        reservations=reservations(group, base) if compared and base else [],
+        lost=[Lost(out.name, out.fate or "", out.why) for out in group.lost],
+        unlike=unlike(group, base) if compared and base else [],
         costs=_costs(group, base),
         at_equal={axis: _at_equal(group, rulers, axis, read) for axis in AXES} if compared else {},
         reach={axis: found for axis in AXES if compared and (found := _reach(pairs, axis, read)) is not None},
@@ -114,7 +128,6 @@ def _group(group: Group, family: Family, read: ReadCurve) -> GroupResult:
         depth_step=group.first.depth.step,
         depth_series=group.first.depth.series,
         depth_maps=group.first.depth.maps,
-        diverged=list(group.diverged),
         notes=group_notes(group, None if group is base else base, len(pairs)),
     )
 

@@ -2,12 +2,13 @@
 
 from textwrap import wrap
 
-from eval.compare.numbers import NONE, between, interval, loss, p_value, ratio, signed
+from eval.compare.numbers import NONE, between, interval, loss, p_value, plural, ratio, signed
 from eval.compare.results import FamilyResult, GroupResult, Results
+from eval.compare.sections.words import how_judged, with_reservations, without_rows
 from eval.scaling.results import ScalingResult
 
 _WIDTH = 80
-_COLUMNS = ("loss", "difference", "95% interval", "p, Holm", "time", "memory", "verdict")
+_COLUMNS = ("loss", "difference", "95% interval", "p", "time", "memory", "verdict")
 _WIDTHS = (8, 10, 18, 8, 6, 6, 11)
 _MARGIN = 2
 
@@ -18,6 +19,8 @@ def main_table(results: Results) -> str:
     for family in results.families:
         lines += [*_family(family), ""]
     lines += _scaling(results.scaling)
+    for sentence in without_rows(results, str):
+        lines += _wrapped(sentence)
     for out in results.left_out:
         lines += _wrapped(f"left out  {out['name']}: {out['why']}")
     return "\n".join(lines).rstrip()
@@ -29,12 +32,22 @@ def _family(family: FamilyResult) -> list[str]:
     against = f"baseline {family.baseline}" if family.baseline else "no baseline"
     lines = [*_wrapped(f"{size}{what} in nats per token, {against}"), _line(_COLUMNS)]
     for group in family.groups:
-        seeds = f"{len(group.seeds)} seed{'s' if len(group.seeds) != 1 else ''}"
-        diverged = f", {len(group.diverged)} diverged" if group.diverged else ""
-        lines += [f"{group.label} ({seeds}{diverged})", _line(_cells(group, family))]
+        lines += [f"{group.label} ({_seeds(group)})", _line(_cells(group, family))]
+        if group.reservations:
+            lines += _wrapped(f"  {group.verdict}{with_reservations(group)}")
+    for sentence in how_judged(family.test, str):
+        lines += _wrapped(sentence)
     for warning in family.warnings:
         lines += _wrapped(f"note: {warning}")
     return lines
+
+
+def _seeds(group: GroupResult) -> str:
+    """``4 seeds, 2 diverged``."""
+    fates = [lost.fate for lost in group.lost]
+    return ", ".join(
+        [plural(len(group.seeds), "seed"), *(f"{fates.count(fate)} {fate}" for fate in dict.fromkeys(fates))]
+    )
 
 
 def _scaling(scaling: ScalingResult | None) -> list[str]:
@@ -62,9 +75,9 @@ def _cells(group: GroupResult, family: FamilyResult) -> list[str]:
     found = group.difference
     return [
         loss(group.loss),
-        signed(found.mean) if found else NONE,
-        interval(found),
-        p_value(group.p_holm),
+        signed(group.mean),
+        interval(group.paired if group.reference else found),
+        p_value(found.p if found else None),
         ratio(group.costs["step_seconds"].ratio),
         ratio(group.costs["peak_memory_gib"].ratio),
         f"{group.steps} steps" if group.reference else group.verdict,

@@ -5,6 +5,7 @@ before a curve's first point or behind its last.
 """
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,3 +67,13 @@ def smoothed(curve: Curve, share: float = 0.05) -> Curve:
     ends = np.arange(1, len(curve) + 1)
     starts = np.maximum(0, ends - window)
     return Curve(curve.steps, (sums[ends] - sums[starts]) / (ends - starts), curve.axes)
+
+
+ReadCurve = Callable[[Run], Curve]
+READ: dict[str, ReadCurve] = {"heldout": lambda run: run.heldout, "training": lambda run: smoothed(run.training)}
+"""The curve that is compared, by the measure of its family."""
+
+
+def measure_of(runs: Iterable[Run]) -> str:
+    """``heldout``, or ``training`` where no run measured a held-out loss."""
+    return "heldout" if any(len(run.heldout) for run in runs) else "training"

@@ -5,7 +5,9 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from eval.compare.run import LeftOut, Run
+from eval.compare.curves import measure_of
+from eval.compare.run import DIVERGED, UNFINISHED, LeftOut, Run
+from eval.compare.sweeps import Sweep, keep_best, renamed
 from torchtitan_ext.errors import UserError, nearest
 
 STANDARD = "standard"
@@ -17,15 +19,25 @@ LENGTH = {"training.steps", "optimizer.warmup_steps", "optimizer.decay_fraction"
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ in their seeds alone. ``diverged`` names those that have no final loss."""
+    """Runs that differ in their seeds alone.
+
+    Attributes:
+        lost: those without a final loss, of the same settings as far as that is known.
+        sweep: the learning rates of which this group is the best; None where there was one.
+    """
 
     label: str
     runs: tuple[Run, ...]
-    diverged: tuple[str, ...] = ()
+    lost: tuple[LeftOut, ...] = ()
+    sweep: Sweep | None = None
 
     @property
     def first(self) -> Run:
         return self.runs[0]
+
+    @property
+    def diverged(self) -> tuple[LeftOut, ...]:
+        return tuple(out for out in self.lost if out.fate == DIVERGED)
 
     @property
     def called(self) -> tuple[str, str | None]:
@@ -67,8 +79,7 @@ class Family:
 
     @property
     def measure(self) -> str:
-        """``heldout``, or ``training`` where no run measured a held-out loss."""
-        return "heldout" if any(len(run.heldout) for group in self.all for run in group.runs) else "training"
+        return measure_of(run for group in self.all for run in group.runs)
 
 
 def make_families(runs: Sequence[Run], left_out: list[LeftOut], baseline: str | None = None) -> list[Family]:
@@ -79,7 +90,7 @@ def make_families(runs: Sequence[Run], left_out: list[LeftOut], baseline: str | 
     Raises:
         UserError: no run has that label or variant.
     """
-    groups = _groups(runs, left_out)
+    groups = _groups(runs, left_out, baseline)
     members: dict[tuple[Group | None, str | None], list[Group]] = {}
     for group, base in zip(groups, _baselines(groups, baseline), strict=True):
         found = members.setdefault((base, base.first.size if base else group.first.size), [])
@@ -90,29 +101,50 @@ def make_families(runs: Sequence[Run], left_out: list[LeftOut], baseline: str | 
     return [family for family in families if family in compared or _worth_showing(family, compared, left_out)]
 
 
-def _groups(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Group]:
+def _groups(runs: Sequence[Run], left_out: list[LeftOut], asked: str | None) -> list[Group]:
+    """All groups; of those that differ in their learning rate alone the best one, unless ``asked`` names another."""
     by_key: dict[str, dict[str, Run]] = {}
     for run in runs:
-        key = json.dumps([run.label, run.variant, run.size, run.control, run.settings, run.data], default=str)
-        same = by_key.setdefault(key, {})
+        same = by_key.setdefault(_key(run), {})
         twin = next((other for other in same.values() if run.seed is not None and other.pair == run.pair), None)
         if twin is not None:
             left_out.append(LeftOut(run.name, f"the same settings and seed as {twin.name}, which was used"))
         else:
             same[f"{len(same)} {run.name}"] = run
-    groups = _with_labels([tuple(same.values()) for same in by_key.values()])
-    diverged = [out for out in left_out if out.diverged]
-    return [
-        replace(group, diverged=tuple(out.name for out in diverged if (out.label, out.size) == group.called))
-        for group in groups
-    ]
+    alike = [tuple(same.values()) for same in by_key.values()]
+    lost = {id(group): tuple(out for out in left_out if _belongs(out, group[0])) for group in alike}
+    groups = _with_labels([Group("", group, lost[id(group)]) for group in alike])
+    chosen = keep_best(alike, left_out)
+    if not any(sweep for _, sweep in chosen):
+        return groups
+    best = _with_labels([Group("", renamed(group), lost[id(group)], sweep) for group, sweep in chosen])
+    return groups if asked in _names(groups) - _names(best) else best
 
 
-def _with_labels(groups: list[tuple[Run, ...]]) -> list[Group]:
+def _names(groups: Sequence[Group]) -> set[str | None]:
+    return {name for group in groups for name in (group.label, group.first.label)}
+
+
+def _belongs(out: LeftOut, first: Run) -> bool:
+    """Whether ``out`` was to be one more run of the group of ``first``."""
+    if out.fate is None:
+        return False
+    if out.known is not None:
+        return _key(out.known) == _key(first)
+    return out.label is not None and (out.label, out.size) == (first.label, first.size)
+
+
+def _key(run: Run) -> str:
+    """What runs have in common that differ in their seeds alone."""
+    named = [run.label, run.variant, run.size, run.control]
+    return json.dumps([*named, run.settings, run.data], sort_keys=True, default=str)
+
+
+def _with_labels(groups: Sequence[Group]) -> list[Group]:
     """Give each group its title; of several with the same one, all but the first get a number."""
     labelled: list[Group] = []
-    for runs, title in zip(groups, titles([runs[0] for runs in groups]), strict=True):
-        group = Group(title, runs)
+    for untitled, title in zip(groups, titles([group.first for group in groups]), strict=True):
+        group = replace(untitled, label=title)
         same = sum(other.called == group.called for other in labelled)
         labelled.append(replace(group, label=f"{title} ({same + 1})") if same else group)
     return labelled
@@ -200,8 +232,10 @@ def _only_heldout(family: Family, left_out: list[LeftOut]) -> Family:
 
     def only(group: Group) -> Group:
         without = [run for run in group.runs if not len(run.heldout)]
-        left_out.extend(LeftOut(run.name, "it logged no held-out loss (heldout.every: 0)") for run in without)
-        return replace(group, runs=tuple(run for run in group.runs if len(run.heldout)))
+        why = "it logged no held-out loss (heldout.every: 0)"
+        lost = tuple(LeftOut(run.name, why, group.label, run.size, run.seed, UNFINISHED, run) for run in without)
+        left_out.extend(lost)
+        return replace(group, runs=tuple(run for run in group.runs if len(run.heldout)), lost=(*group.lost, *lost))
 
     base = only(family.baseline) if family.baseline else None
     kept = tuple(group for group in map(only, family.groups) if group.runs)

@@ -2,6 +2,7 @@
 
 import math
 
+from eval.compare.judging import Comparison
 from eval.compare.statistics import Estimate
 from eval.scaling.results import Interval
 
@@ -64,8 +65,14 @@ def signed(value: float | None) -> str:
     return NONE if value is None else f"{value:+.4f}"
 
 
-def interval(found: Estimate | None) -> str:
-    return NONE if found is None or found.low is None else f"{signed(found.low)} to {signed(found.high)}"
+def interval(found: Estimate | Comparison | None) -> str:
+    if found is None or found.low is None or found.high is None:
+        return NONE
+    if math.isinf(found.low) or math.isinf(found.high):
+        ends = [f"{signed(found.low)} or more"] if math.isfinite(found.low) else []
+        ends += [f"{signed(found.high)} or less"] if math.isfinite(found.high) else []
+        return ends[0] if ends else "open"
+    return f"{signed(found.low)} to {signed(found.high)}"
 
 
 def between(found: Interval | None) -> str:

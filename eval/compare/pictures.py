@@ -79,13 +79,14 @@ def cost_picture(family: FamilyResult, cost: str, title: str) -> Figure | None:
         for group, styling in zip(family.groups, _styles(family), strict=True):
             x = 1.0 if group.label == family.baseline else group.costs[cost].ratio
             found = group.difference
-            y = 0.0 if group.label == family.baseline else found.mean if found else None
+            y = 0.0 if group.label == family.baseline else group.mean
             if x is None or y is None or group.reference:
                 continue
             drawn += 1
             spread = None
-            if found is not None and found.low is not None and found.high is not None:
-                spread = [[y - found.low], [found.high - y]]
+            if found is not None:  # an open end gets no bar
+                bars = (y - found.low, found.high - y)
+                spread = [[bar if math.isfinite(bar) else 0.0] for bar in bars]
             axes.errorbar(
                 x, y, yerr=spread, fmt="o", color=styling["color"], capsize=3, markersize=6, label=group.label
             )
@@ -96,6 +97,33 @@ def cost_picture(family: FamilyResult, cost: str, title: str) -> Figure | None:
         axes.margins(0.15)
         axes.set_xlabel(f"{title}, as a multiple of the baseline's")
         axes.set_ylabel("final loss − baseline's")
+        _legend(figure, axes)
+    return _laid_out(figure)
+
+
+def sweep_picture(family: FamilyResult, measure: str) -> Figure:
+    """Mean final loss over the learning rate, one line for each row that was swept; the best rate is filled."""
+    styles = dict(zip((group.label for group in family.groups), _styles(family), strict=True))
+    with rc_context(_STYLE):
+        figure, axes = _figure()
+        for swept in family.sweeps:
+            known = [
+                (one.rate, one.loss, one.low, one.high)
+                for one in swept.sweep.rates
+                if one.loss is not None and one.low is not None and one.high is not None
+            ]
+            rates, losses, low, high = map(list, zip(*known, strict=True))
+            styling = styles[swept.label]
+            axes.plot(rates, losses, marker="o", markersize=5, markerfacecolor="white", label=swept.label, **styling)
+            axes.fill_between(rates, low, high, color=styling["color"], alpha=0.18, linewidth=0)
+            best = rates.index(swept.sweep.best)
+            axes.plot(rates[best], losses[best], "o", markersize=7, color=styling["color"])
+        tried = sorted({one.rate for swept in family.sweeps for one in swept.sweep.rates if one.loss is not None})
+        axes.set_xscale("log")
+        axes.set_xticks(tried, [f"{rate:g}" for rate in tried])
+        axes.minorticks_off()
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(f"final {measure}")
         _legend(figure, axes)
     return _laid_out(figure)
 

@@ -57,9 +57,6 @@ class Records:
                 return np.array(steps), np.array([self._values[tag][step] for step in steps])
         return np.array([], dtype=int), np.array([])
 
-    def last_step(self) -> int:
-        return max((step for values in self._values.values() for step in values), default=0)
-
     def curve(self, tags: Iterable[str], axes: Mapping[str, Series]) -> Curve:
         """The finite values of a tag, with ``axes`` read at their steps."""
         steps, values = self.series(tags)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from eval.compare.judging import Comparison
 from eval.compare.statistics import Estimate
+from eval.compare.sweeps import Sweep
 from eval.scaling.results import ScalingResult
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class AtEqual:
     Attributes:
         against: label of the one whose whole cost is nearest to the group's.
         spent: the group's whole cost as a multiple of that one's.
-        final: difference of the final losses.
+        final: difference of the final losses; against the baseline that of the main table.
         budget: the most that all paired runs reach; ``difference`` is that of the losses read there.
         read_at, baseline_read_at: the share of its own run at which a loss was read.
         learning_rate, baseline_learning_rate: there, as a share of the run's peak.
@@ -47,7 +49,7 @@ class AtEqual:
 
     against: str | None = None
     spent: float | None = None
-    final: Estimate | None = None
+    final: Estimate | Comparison | None = None
     budget: float | None = None
     difference: Estimate | None = None
     read_at: float | None = None
@@ -80,14 +82,38 @@ class Band:
     high: list[float]
 
 
+@dataclass(frozen=True)
+class Reservation:
+    """What a verdict must not be read without: in a few words, and with its numbers."""
+
+    short: str
+    long: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A run of the group that has no final loss. ``fate``: ``diverged``, ``failed`` or ``unfinished``."""
+
+    name: str
+    fate: str
+    why: str
+
+
 @dataclass
 class GroupResult:
     """One row of the main table.
 
-    ``reference``: the baseline's model trained for another length, which is no variant and gets no verdict. ``p_holm``:
-    ``difference.p`` corrected for all comparisons of the report. ``seeds_needed``: pairs that would show a difference
-    as large as an undecided one, with its spread and for as many comparisons, four times out of five; None where over
-    ``MOST_SEEDS`` would be needed, or there is no spread to tell.
+    Attributes:
+        reference: the baseline's model trained for another length, which is no variant and gets no verdict.
+        loss: mean over the seeds that the baseline has too, or over all where it has none of them.
+        paired: the differences to the baseline seed by seed, by themselves.
+        difference: judged with the other variants; None where two seeds or fewer leave nothing to judge by.
+        seeds_needed: seeds that would show a difference as large as an undecided one, with its spread and as many
+            comparisons, four times out of five; None where over ``MOST_SEEDS`` would be needed, or nothing is known of
+            the spread.
+        verdict: ``better``, ``worse`` or ``cannot tell``; empty for a baseline of whatever length.
+        lost: its runs without a final loss.
+        unlike: keys of the run file, other than the model's, in which it differs from the baseline.
     """
 
     label: str
@@ -98,10 +124,13 @@ class GroupResult:
     steps: int
     loss: float
     pairs: list[SeedPair]
-    difference: Estimate | None
-    p_holm: float | None = None
+    paired: Estimate | None
+    difference: Comparison | None = None
     seeds_needed: int | None = None
     verdict: str = ""
+    reservations: list[Reservation] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    unlike: list[str] = field(default_factory=list)
     costs: dict[str, Cost] = field(default_factory=dict)
     at_equal: dict[str, AtEqual] = field(default_factory=dict)
     reach: dict[str, Reach] = field(default_factory=dict)
@@ -111,8 +140,12 @@ class GroupResult:
     depth_step: int = 0
     depth_series: Mapping[str, list[float]] = field(default_factory=dict)
     depth_maps: Mapping[str, list[list[float]]] = field(default_factory=dict)
-    diverged: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float | None:
+        """The difference to the baseline as well as it is known."""
+        return self.difference.mean if self.difference else self.paired.mean if self.paired else None
 
 
 @dataclass(frozen=True)
@@ -164,6 +197,40 @@ class TaskRow:
     difference: Estimate | None
 
 
+@dataclass(frozen=True)
+class Test:
+    """How the rows of a family were judged.
+
+    Attributes:
+        pooled: labels of the variants judged together, by Dunnett's test with seeds as blocks.
+        paired: labels of those judged by a paired t-test each.
+        spread: standard deviation of a run's error, pooled over the baseline and ``pooled``.
+        degrees: degrees of freedom of ``spread``.
+        equal_p: p-value of the test that the errors of these arms vary alike.
+        set_aside: labels of the arms whose errors vary too much to be pooled, with the p-value that said so.
+        complete: whether all arms judged together have all seeds.
+        exact: whether the critical value is exact, or a bound on the safe side.
+    """
+
+    pooled: list[str]
+    paired: list[str]
+    spread: float | None
+    degrees: int | None
+    equal_p: float | None
+    set_aside: dict[str, float]
+    complete: bool
+    exact: bool
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The learning rates of the row ``label``, of which the best one is compared."""
+
+    label: str
+    sweep: Sweep
+    edge: str | None
+
+
 @dataclass
 class FamilyResult:
     """One comparison: ``groups[0]`` is the baseline where ``baseline`` is not None. ``measure``: the loss compared."""
@@ -173,6 +240,8 @@ class FamilyResult:
     measure: str
     per_device: bool
     groups: list[GroupResult]
+    test: Test | None
+    sweeps: list[SweepResult]
     memory: list[MemoryBudget]
     every_pair: list[EveryPair]
     bits_per_byte: list[BitsPerByte]
@@ -183,8 +252,8 @@ class FamilyResult:
 
 @dataclass
 class Results:
-    """``comparisons``: rows with a p, for which the p are corrected. ``scaling``: None where no variant has two
-    sizes."""
+    """``comparisons``: rows that are judged, for all of which the intervals hold together. ``scaling``: None where no
+    variant has two sizes."""
 
     families: list[FamilyResult]
     left_out: list[dict[str, Any]]

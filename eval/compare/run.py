@@ -34,6 +34,9 @@ class Curve:
         return float(self.axes[axis][-1])
 
 
+NO_CURVE = Curve(np.array([], dtype=int), np.array([]), {axis: np.array([]) for axis in AXES})
+
+
 @dataclass(frozen=True)
 class DepthNumbers:
     """The last look inside the model: ``series`` by layer or read, ``maps`` with one row per read."""
@@ -110,12 +113,25 @@ class Run:
         return self.seed, self.data_seed
 
 
+DIVERGED, FAILED, UNFINISHED = "diverged", "failed", "unfinished"
+"""What became of a run that has no final loss: its loss was no number or too high, it crashed, or neither is known."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that the comparison does without, and why. ``diverged`` ones count against their group."""
+    """A run that the comparison does without, and why.
+
+    Attributes:
+        label, size, seed: as for ``Run``, as far as they are known.
+        fate: ``diverged``, ``failed`` or ``unfinished`` where the run was to have a final loss and has none, which
+            counts against its group; None where it was left out for what it is.
+        known: its variant, settings and data, in a run without curves; None where they could not be read.
+    """
 
     name: str
     why: str
     label: str | None = None
     size: str | None = None
-    diverged: bool = False
+    seed: int | None = None
+    fate: str | None = None
+    known: Run | None = None

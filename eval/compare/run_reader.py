@@ -1,6 +1,6 @@
 """One run folder, or one folder of TensorBoard event files, → ``Run``.
 
-Raises ``UserError`` saying why a run cannot be used, ``Diverged`` where its loss became infinite.
+Raises ``UserError`` saying why a run cannot be used, ``NoFinalLoss`` where it diverged, crashed or has not ended.
 """
 
 import math
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from data_prep.manifest import MANIFEST, read_manifest
@@ -17,7 +18,7 @@ from eval.compare import records as tags
 from eval.compare.event_files import event_files, read_events
 from eval.compare.marks import read_marks
 from eval.compare.records import Records
-from eval.compare.run import Run
+from eval.compare.run import DIVERGED, FAILED, NO_CURVE, UNFINISHED, Run
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 
@@ -34,12 +35,12 @@ NO_SETTINGS = re.compile(
 _SEED_IN_NAME = re.compile(r"[-_.]?(?:seed|(?<=[-_.])s)[-_]?(\d+)$")
 
 
-class Diverged(UserError):
-    """The run's loss became infinite or NaN, so that it has no final loss."""
+class NoFinalLoss(UserError):
+    """The run has no final loss to compare. ``fate`` and ``known`` are those of ``LeftOut``."""
 
-    def __init__(self, message: str, variant: str, size: str | None = None) -> None:
+    def __init__(self, message: str, fate: str, known: Run | None = None) -> None:
         super().__init__(message)
-        self.variant, self.size = variant, size
+        self.fate, self.known = fate, known
 
 
 def read_run_folder(path: Path, name: str) -> Run:
@@ -47,40 +48,80 @@ def read_run_folder(path: Path, name: str) -> Run:
     folder = RunFolder(path)
     facts, status = folder.facts(), folder.status()
     settings = _run_file(path / "run.yaml")
+    known = _known(path, name, facts, settings)
     if status is None:
-        raise UserError("it was never started: there is no status.json")
+        raise NoFinalLoss("it was never started: there is no status.json", UNFINISHED, known)
     state, step, steps = (status.get(key) for key in ("state", "step", "steps"))
-    if state == "diverged":
-        why = f"diverged at step {step} of {steps}: its loss became infinite or NaN, or fell too far behind"
-        raise Diverged(why, str(facts.get("variant", name)), facts.get("size"))
     if state != "finished":
-        raise UserError(f"not finished: {state} at step {step} of {steps}")
+        why = f"{state} at step {step} of {steps}"
+        if state not in (DIVERGED, FAILED):
+            raise NoFinalLoss(f"not finished: {why}", UNFINISHED, known)
+        raise NoFinalLoss(f"{why}: {status.get('reason') or 'status.json gives no reason'}", state, known)
+    try:
+        return _finished(folder, known, settings, facts["identity"]["data"], int(step or 0))
+    except NoFinalLoss:
+        raise
+    except UserError as error:
+        raise NoFinalLoss(str(error), UNFINISHED, known) from error
+
+
+def _finished(
+    folder: RunFolder, known: Run, settings: Mapping[str, Any], data: Mapping[str, Any], last_step: int
+) -> Run:
     records = _records(folder)
+    _check_last_losses(records, known)
+    run = _run(known, records)
+    _check_end(run, last_step)
+    text = _heldout_text(settings.get("data.path"), data, _windows(settings, data))
+    marks, notes = read_marks(folder.path, last_step)
+    return replace(run, text=text, marks=marks, notes=(*run.notes, *notes))
+
+
+def _known(path: Path, name: str, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> Run:
+    """All that is known of a run before its record is read."""
     try:
         identity = facts["identity"]
         data, flops = identity["data"], float(facts["flops_per_token"])
-        seeds = {"seed": int(identity["seed"]), "data_seed": int(data["seed"])}
-        common = {"variant": str(facts["variant"]), "size": str(facts["size"])}
-        windows = int(settings["heldout.tokens"]) // int(data["seq_len"])
         comparable = {
             "training data": data["fingerprint"],
             "held-out data": data["heldout_fingerprint"],
             "vocabulary": data["vocab_size"],
             "sequence length": data["seq_len"],
             "document mask": data["document_mask"],
-            "held-out windows, at most": windows,
+            "held-out windows, at most": _windows(settings, data),
         }
         costs = {"flops_per_token": flops, "parameters": float(facts["parameters"])}
+        chosen = {key: value for key, value in settings.items() if value is not None and not NO_SETTINGS.match(key)}
+        speed = {key: value for key, value in chosen.items() if SPEED_SETTINGS.match(key)}
+        learning = {key: value for key, value in chosen.items() if key not in speed}
+        return replace(
+            _unread(path, name, str(facts["variant"]), costs, int(identity["seed"])),
+            size=str(facts["size"]),
+            data_seed=int(data["seed"]),
+            data=comparable,
+            settings=learning,
+            speed=speed,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"facts.json or run.yaml is damaged: {error!r} is missing or no number") from error
-    chosen = {key: value for key, value in settings.items() if value is not None and not NO_SETTINGS.match(key)}
-    speed = {key: value for key, value in chosen.items() if SPEED_SETTINGS.match(key)}
-    learning = {key: value for key, value in chosen.items() if key not in speed}
-    run = _run(path, name, records, costs, data=comparable, settings=learning, speed=speed, **seeds, **common)
-    _check_end(run, int(step or 0))
-    text = _heldout_text(settings.get("data.path"), data, windows)
-    marks, notes = read_marks(path, int(step or 0))
-    return replace(run, text=text, marks=marks, notes=(*run.notes, *notes))
+
+
+def _windows(settings: Mapping[str, Any], data: Mapping[str, Any]) -> int:
+    """Of held-out text, at most."""
+    return int(settings["heldout.tokens"]) // int(data["seq_len"])
+
+
+def _unread(path: Path, name: str, variant: str, costs: Mapping[str, float], seed: int | None = None) -> Run:
+    none = (np.array([], dtype=int), np.array([]))
+    return Run(name, path, variant, NO_CURVE, NO_CURVE, NO_CURVE, none, costs, seed=seed)
+
+
+def _check_last_losses(records: Records, known: Run) -> None:
+    """A run whose last loss is no number has diverged, whatever its status says."""
+    for what, its_tags in (("held-out loss", tags.HELDOUT), ("training loss", tags.TRAINING)):
+        steps, losses = records.series(its_tags)
+        if len(losses) and not math.isfinite(losses[-1]):
+            raise NoFinalLoss(f"diverged: its last {what}, of step {steps[-1]}, is {losses[-1]}", DIVERGED, known)
 
 
 def read_event_folder(path: Path, name: str) -> Run:
@@ -92,11 +133,11 @@ def read_event_folder(path: Path, name: str) -> Run:
         raise UserError("; ".join([*events.notes, events.missing]))
     records = Records(events.records)
     records.notes += [f"{note}, and a later start logged it again" for note in events.notes]
-    _, losses = records.series(tags.TRAINING)
-    found, variant = _SEED_IN_NAME.search(name), without_seed(name)
-    if len(losses) and not math.isfinite(losses[-1]):
-        raise Diverged(f"diverged: its training loss is {losses[-1]} at step {records.last_step()}", variant)
-    return _run(path, name, records, {}, variant=variant, seed=int(found[1]) if found else None)
+    found = _SEED_IN_NAME.search(name)
+    unknown = {"flops_per_token": math.nan, "parameters": math.nan}
+    known = _unread(path, name, without_seed(name), unknown, int(found[1]) if found else None)
+    _check_last_losses(records, known)
+    return _run(known, records)
 
 
 def without_seed(name: str) -> str:
@@ -104,20 +145,17 @@ def without_seed(name: str) -> str:
     return _SEED_IN_NAME.sub("", name) or name
 
 
-def _run(path: Path, name: str, records: Records, known: dict[str, float], **fields: Any) -> Run:
-    axes = records.axes(known.get("flops_per_token", math.nan))
+def _run(known: Run, records: Records) -> Run:
+    axes = records.axes(known.costs["flops_per_token"])
     everywhere = records.typical(tags.TOKENS_PER_S)
     costs = {
         "tokens_per_s": records.typical(tags.TOKENS_PER_S_PER_DEVICE) if math.isnan(everywhere) else everywhere,
         "step_seconds": records.typical(tags.STEP_SECONDS),
         "peak_memory_gib": records.peak(tags.PEAK_MEMORY),
-        "flops_per_token": math.nan,
-        "parameters": math.nan,
-        **known,
+        **known.costs,
     }
-    run = Run(
-        name=name,
-        path=path,
+    run = replace(
+        known,
         heldout=records.curve(tags.HELDOUT, axes),
         bits_per_byte=records.curve(tags.BITS_PER_BYTE, axes),
         training=records.curve(tags.TRAINING, axes),
@@ -126,7 +164,6 @@ def _run(path: Path, name: str, records: Records, known: dict[str, float], **fie
         depth=records.depth(),
         per_device=math.isnan(everywhere),
         notes=tuple(records.notes),
-        **fields,
     )
     if not len(run.heldout) and not len(run.training):
         raise UserError("no finite loss was logged")

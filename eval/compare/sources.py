@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.compare.event_files import START_FOLDER, event_files
-from eval.compare.run import LeftOut, Run
-from eval.compare.run_reader import Diverged, read_event_folder, read_run_folder, without_seed
+from eval.compare.run import UNFINISHED, LeftOut, Run
+from eval.compare.run_reader import NoFinalLoss, read_event_folder, read_run_folder, without_seed
 from torchtitan_ext.errors import UserError
 
 STUDY_RECORD = "study.json"
@@ -34,22 +34,34 @@ class Gathered:
         self.seen.add(path.resolve())
         known = known or {}
         try:
-            run = replace(_read(path, label or name, started=not known), **known)
-            if label:
-                run = replace(run, name=name, label=without_seed(label))
-            self.runs.append(run)
-        except Diverged as error:
-            called, size = known.get("label", label or error.variant), known.get("size", error.size)
-            self.left_out.append(LeftOut(name, str(error), called, size, diverged=True))
+            self.runs.append(_as_called(_read(path, label or name, started=not known), name, known, label))
+        except NoFinalLoss as error:
+            run = _as_called(error.known, name, known, label) if error.known else None
+            self._leave_out(name, str(error), known, label, error.fate, run)
         except UserError as error:
-            self.left_out.append(LeftOut(name, str(error), known.get("label", label)))
+            self._leave_out(name, str(error), known, label, UNFINISHED)
         except Exception as error:  # Whatever is wrong with one run must not take the others down.
-            self.left_out.append(LeftOut(name, f"damaged: {error!r}", known.get("label", label)))
+            self._leave_out(name, f"damaged: {error!r}", known, label, UNFINISHED)
+
+    def _leave_out(
+        self, name: str, why: str, known: Mapping[str, Any], label: str | None, fate: str, run: Run | None = None
+    ) -> None:
+        called = known.get("label", without_seed(label) if label else run.variant if run else None)
+        size = known.get("size", run.size if run else None)
+        seed = known.get("seed", run.seed if run else None)
+        self.left_out.append(LeftOut(name, why, called, size, seed, fate, run))
+
+
+def _as_called(run: Run, name: str, known: Mapping[str, Any], label: str | None) -> Run:
+    run = replace(run, **known)
+    return replace(run, name=name, label=without_seed(label)) if label else run
 
 
 def _read(path: Path, name: str, started: bool) -> Run:
     if not path.exists():
-        raise UserError(f"{path} does not exist" if started else "not started: its folder does not exist")
+        if started:
+            raise UserError(f"{path} does not exist")
+        raise NoFinalLoss("not started: its folder does not exist", UNFINISHED)
     if any((path / mark).exists() for mark in _RUN_MARKS) or not event_files(path):
         return read_run_folder(path, name)
     return read_event_folder(path, name)
@@ -146,13 +158,14 @@ def _study_runs(file: Path) -> list[tuple[str, dict[str, Any]]]:
                     "label": label_of[name],
                     "variant": str(run["variant"]),
                     "size": str(run["size"]),
+                    **({} if run.get("seed") is None else {"seed": int(run["seed"])}),
                     "control": run.get("control"),
                     "baseline": label_of.get(run["baseline"]) if run.get("baseline") else None,
                 },
             )
             for name, run in runs.items()
         ]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{file} is damaged ({error!r}); give the run folders themselves, or run the study again"
         ) from (error)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eval.compare.bands import ReadCurve
-from eval.compare.curves import has_axis
+from eval.compare.curves import ReadCurve, has_axis
 from eval.compare.grouping import LENGTH, Family, Group, titles, without_size
 from eval.compare.run import Run
 from eval.scaling.results import Point

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm, t
 from tqdm import tqdm
 
-from eval.compare.bands import ReadCurve
+from eval.compare.curves import ReadCurve
 from eval.compare.grouping import Family
 from eval.scaling.fit import Law, constants_needed, fit
 from eval.scaling.ladder import COMPUTE, SIZE_AND_DATA, Ladder, choose_law, make_ladders

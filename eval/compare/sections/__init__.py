@@ -8,7 +8,9 @@ from eval.compare.sections.drawn import picture_blocks
 from eval.compare.sections.losses import loss_blocks
 from eval.compare.sections.scaling import scaling_blocks
 from eval.compare.sections.short import short_blocks
+from eval.compare.sections.sweeps import sweep_blocks
 from eval.compare.sections.tasks import task_blocks
+from eval.compare.sections.words import without_rows
 
 
 def report(results: Results) -> Page:
@@ -23,17 +25,32 @@ def report(results: Results) -> Page:
 def _opening(results: Results) -> list[Block]:
     blocks: list[Block] = [
         Text(
-            "Language models that differ in their residual connection were trained alike and are compared with a "
-            "baseline. **Loss** is the mean negative log-likelihood of a token, in nats: lower is better; "
+            f"{_subject(results)} **Loss** is the mean negative log-likelihood of a token, in nats: lower is better; "
             "**held-out** loss is that of text kept out of training. A **seed** fixes the initial weights and the "
-            "order of the data, so two runs of one seed differ in the variant alone; differences are taken seed by "
-            "seed. `results.json` has all numbers in full."
+            "order of the data, so two runs of one seed began alike and saw the same batches; differences are taken "
+            "seed by seed. `results.json` has all numbers in full."
         )
     ]
-    diverged = [name(out["name"]) for out in results.left_out if out["diverged"]]
+    diverged = [f"{name(out['name'])} ({out['why']})" for out in results.left_out if out["diverged"]]
     if diverged:
-        blocks.append(Warning(f"Diverged, and so without a final loss: {', '.join(diverged)}."))
+        blocks.append(Warning(f"Diverged, and so without a final loss: {'; '.join(diverged)}."))
+    blocks += [Warning(sentence) for sentence in without_rows(results, name)]
     return blocks
+
+
+def _subject(results: Results) -> str:
+    """What is compared, as far as the runs' own files say how they were trained."""
+    variants = [group for family in results.families for group in family.groups if group.at_equal]
+    if any(family.data is None for family in results.families):
+        return "Language models are compared with a baseline."
+    if any(group.unlike for group in variants):
+        return (
+            "Language models that differ in their residual connection are compared with a baseline. Some differ from "
+            "it in how they were trained, too; what is said of each of them names these differences."
+        )
+    return (
+        "Language models that differ in their residual connection were trained alike and are compared with a baseline."
+    )
 
 
 def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool) -> list[Block]:
@@ -43,6 +60,7 @@ def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool
     blocks += [Warning(warning) for warning in family.warnings]
     blocks += short_blocks(family)
     blocks += loss_blocks(family, results.comparisons)
+    blocks += sweep_blocks(family, key)
     blocks += task_blocks(family)
     blocks += budget_blocks(family)
     blocks += picture_blocks(family, key)

@@ -20,13 +20,13 @@ def budget_blocks(family: FamilyResult) -> list[Block]:
             [
                 "**against**: the baseline, or the baseline's model trained for another length, whichever cost "
                 "most nearly the same. **spent**: what the row's whole runs cost, as a multiple of what that one's "
-                "did. **final difference**: of the final losses. Where spent is 1.00×, this is the comparison at "
-                "equal budgets.",
+                "did. **final difference**: of the final losses; against the baseline this and its interval are those "
+                "of the main table. Where spent is 1.00×, this is the comparison at equal budgets.",
                 "**at the budget**: the same difference at the largest budget that all runs reached. Losses are "
                 "read off the curves, as straight lines between measurements over the logarithm of the budget, "
                 "never before the first measurement or behind the last. **read at**: how far into its own training "
                 "each was there, the row first; in brackets the learning rate at that point as a share of its "
-                "peak.",
+                "peak. Its interval is that of a paired t-test of the row alone, corrected for nothing.",
                 "A loss inside a run is **not** the final loss of a shorter run: the learning rate falls towards "
                 "the end, and much of the gain comes then. So where spent is not 1.00×, **at the budget** is too "
                 "hard on the run that was cut short and **final difference** too kind to the one that spent more; "

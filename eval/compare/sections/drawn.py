@@ -30,7 +30,7 @@ def picture_blocks(family: FamilyResult, key: str) -> list[Block]:
             explained = (
                 f"Each point is a row of the tables; {name(family.baseline)} is at (1, 0). Lower is better, further "
                 "left is cheaper: what lies below and to the left of another point beats it. Bars are the 95% "
-                "intervals."
+                "intervals of the main table; an open end has none."
             )
             blocks += [Heading("Quality against cost", 3), Text(explained), Pictures(costs)]
         gains = _pictures(

@@ -1,17 +1,21 @@
 """The main table, its costs, the seeds one by one, and every pair of rows."""
 
 from eval.compare.compare import UNDECIDED
+from eval.compare.judging import MOST_SEEDS
 from eval.compare.numbers import COST_TITLES, NONE, cost, half_width, interval, loss, p_value, plural, ratio, signed
 from eval.compare.page import Block, Bullets, Folded, Heading, Table, Text, name
 from eval.compare.results import FamilyResult, GroupResult
-from eval.compare.statistics import LEVEL, MOST_SEEDS
+from eval.compare.sections.words import how_judged, with_reservations
+from eval.compare.statistics import LEVEL
 
 
 def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
     what = "held-out loss" if family.measure == "heldout" else "training loss"
     blocks: list[Block] = [Heading(f"Final {what}", 3), _main_table(family)]
     if family.baseline:
-        blocks += [Bullets(_main_columns(family, comparisons))]
+        blocks.append(Bullets(_main_columns(family, comparisons)))
+        if judged := how_judged(family.test, name):
+            blocks.append(Text(" ".join(["**How the rows were judged.**", *judged])))
     notes = [f"{name(group.label)}: {note}." for group in family.groups for note in group.notes]
     if notes:
         blocks += [Text("**Notes on the rows**"), Bullets(notes)]
@@ -25,48 +29,55 @@ def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
 def _main_table(family: FamilyResult) -> Table:
     columns = ["run", "seeds", "loss"]
     if family.baseline:
-        columns += ["difference", "95% interval", "p", "p, corrected", "sign test", "verdict"]
+        columns += ["difference", "95% interval", "p", "paired p", "sign test", "verdict"]
     return Table(columns, [_main_row(group, family) for group in family.groups])
 
 
 def _main_row(group: GroupResult, family: FamilyResult) -> list[str]:
-    seeds = str(len(group.seeds)) + (f" + {len(group.diverged)} diverged" if group.diverged else "")
+    fates = [lost.fate for lost in group.lost]
+    seeds = " + ".join([str(len(group.seeds)), *(f"{fates.count(fate)} {fate}" for fate in dict.fromkeys(fates))])
     row = [name(group.label), seeds, loss(group.loss)]
     if family.baseline is None:
         return row
     if group.label == family.baseline:
         return [*row, "baseline", *[NONE] * 5]
-    found = group.difference
-    if found is None:
+    found, paired = group.difference, group.paired
+    if paired is None:
         return [*row, *[NONE] * 5, group.verdict]
-    numbers = [signed(found.mean), interval(found), p_value(found.p), p_value(group.p_holm), p_value(found.sign_p)]
     if group.reference:
-        return [*row, signed(found.mean), interval(found), NONE, NONE, NONE, f"the baseline, {group.steps} steps"]
-    return [*row, *numbers, group.verdict + _needed(group)]
+        return [*row, signed(paired.mean), interval(paired), *[NONE] * 3, f"the baseline, {group.steps} steps"]
+    tests = [p_value(found.p if found else None), p_value(paired.p), p_value(paired.sign_p)]
+    verdict = group.verdict + _why_undecided(group) + with_reservations(group, brief=True)
+    return [*row, signed(group.mean), interval(found), *tests, verdict]
 
 
-def _needed(group: GroupResult) -> str:
-    found = group.difference
-    if group.verdict != UNDECIDED or found is None or found.n < 2:
+def _why_undecided(group: GroupResult) -> str:
+    found, paired = group.difference, group.paired
+    if group.verdict != UNDECIDED or paired is None or paired.n < 2:
         return ""
-    if not found.sd:
-        return " (no difference in any seed)" if found.mean == 0 else " (equal in all seeds: no spread to test against)"
-    return f" ({group.seeds_needed or f'over {MOST_SEEDS}'} seeds needed)"
+    if not paired.sd:
+        equal = "no difference in any seed" if paired.mean == 0 else "equal in all seeds: no spread to test against"
+        return f" ({equal})"
+    if found is None:
+        return " (two seeds and no other variant to judge with)"
+    return f" ({group.seeds_needed or f'over {MOST_SEEDS}'} seeds needed)" if found.p is not None else ""
 
 
 def _main_columns(family: FamilyResult, comparisons: int) -> list[str]:
-    count = f"for the {plural(comparisons, 'comparison')} of this report that have a p, together"
+    base = name(family.baseline)
     return [
-        "**loss**: the mean over the seeds at the end of each run. **difference**: the mean over the seeds of this "
-        f"loss less that of {name(family.baseline)} with the same seed; below zero is better.",
-        "**95% interval**: where the true mean difference lies, by Student's t over the seeds. **p**: how often seeds "
-        "alone would give a difference this large if there were none (paired t-test, two-sided).",
-        f"**p, corrected**: the same {count} (Holm), as the best of many looks good "
-        f"by luck. **sign test**: p from the number of seeds won alone; it cannot fall below {LEVEL} with fewer "
-        "than 6 seeds.",
-        f"**verdict**: better or worse where the corrected p is below {LEVEL}, else “cannot tell”, which is not “no "
+        f"**loss**: the mean at the end of each run, over the seeds that {base} has too. **difference**: this loss "
+        f"less that of {base}, seed by seed; below zero is better.",
+        f"**95% interval**: where the true difference lies. All intervals of this report (it judges "
+        f"{plural(comparisons, 'row')}) hold together with 95%, as the best of many looks good by luck. An interval "
+        "with an open end: runs that diverged or failed have no loss, so nothing bounds the mean on that side.",
+        f"**p**: how often seeds alone would give some row a difference as clear as this one if there were none; below "
+        f"{LEVEL} where 0 lies outside the interval.",
+        "**paired p**, **sign test**: of the row's own differences by themselves, corrected for nothing: the paired "
+        f"t-test, and the number of seeds won, whose p cannot fall below {LEVEL} with fewer than 6 seeds.",
+        "**verdict**: better or worse where 0 lies outside the interval, else “cannot tell”, which is not “no "
         "difference”. In brackets: how many seeds would show a difference as large as this one, with this spread and "
-        "for as many comparisons, four times out of five.",
+        "for as many comparisons, four times out of five. Behind “but”: what the verdict must not be read without.",
     ]
 
 
@@ -123,7 +134,10 @@ def _every_pair(family: FamilyResult) -> list[Block]:
     if not family.every_pair:
         return []
     found = {(pair.row, pair.column): pair.difference for pair in family.every_pair}
-    labels = [group.label for group in family.groups]
+    # How the baseline compares is said in the main table, by a better test.
+    labels = [group.label for group in family.groups if group.label != family.baseline]
+    if len(labels) < 2:
+        return []
     rows = []
     for row in labels:
         cells = []
@@ -135,11 +149,12 @@ def _every_pair(family: FamilyResult) -> list[Block]:
     said = f" Controls here: {', '.join(map(name, controls))}." if controls else ""
     return [
         Folded(
-            "Every run against every other, such as a variant against its controls",
+            "Every variant against every other, such as a variant against its controls",
             [
                 Text(
                     "Final loss of the row less that of the column, mean over their common seeds ± half the 95% "
-                    f"interval (not corrected for the number of pairs). Below zero: the row is better.{said}"
+                    "interval, by a paired t-test of these two, not corrected for the number of pairs. Below zero: the "
+                    f"row is better.{said}"
                 ),
                 Table(["run", *(name(label) for label in labels)], rows),
             ],

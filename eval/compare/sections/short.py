@@ -6,7 +6,7 @@ from eval.compare.compare import UNDECIDED
 from eval.compare.numbers import interval, plural, ratio
 from eval.compare.page import Block, Bullets, Heading, name
 from eval.compare.results import AtEqual, FamilyResult, GroupResult
-from eval.compare.sections.words import is_equal
+from eval.compare.sections.words import is_equal, with_reservations
 
 _MOST_NATS = 100.0
 """A difference beyond which a change in perplexity says no more (and soon is no number)."""
@@ -21,19 +21,20 @@ def short_blocks(family: FamilyResult) -> list[Block]:
 
 
 def _mean(group: GroupResult) -> float:
-    return group.difference.mean if group.difference else math.inf
+    return math.inf if group.mean is None else group.mean
 
 
 def _sentence(group: GroupResult, family: FamilyResult) -> str:
-    found, base, label = group.difference, name(family.baseline), name(group.label)
-    if found is None:
+    found, mean, base, label = group.difference, group.mean, name(family.baseline), name(group.label)
+    if mean is None or group.paired is None:
         return f"{label}: no paired difference to {base}; {'; '.join(group.notes)}."
     if group.reference:
-        return f"{label}: {base} itself, trained for {group.steps} steps; its final loss is {_side(found.mean)}."
-    sure = f"95% interval {interval(found)}, {plural(found.n, 'seed')}" if found.low is not None else "1 seed"
+        return f"{label}: {base} itself, trained for {group.steps} steps; its final loss is {_side(mean)}."
+    seeds = plural(group.paired.n, "seed")
+    sure = f"95% interval {interval(found)}, {seeds}" if found else seeds
     parts = [
-        f"{label}: **{group.verdict}**. Its final loss is {_side(found.mean)} that of {base} ({sure}), "
-        f"{100 * math.expm1(min(found.mean, _MOST_NATS)):+.1f}% in perplexity."
+        f"{label}: **{group.verdict}**{with_reservations(group)}. Its final loss is {_side(mean)} that of {base} "
+        f"({sure}), {100 * math.expm1(min(mean, _MOST_NATS)):+.1f}% in perplexity."
     ]
     step, memory = group.costs["step_seconds"].ratio, group.costs["peak_memory_gib"].ratio
     known = [f"{ratio(step)} the time"] if step is not None else []
@@ -43,8 +44,6 @@ def _sentence(group: GroupResult, family: FamilyResult) -> str:
     if group.verdict != UNDECIDED:
         parts += _equal("training FLOPs", group.at_equal["flops"], family)
         parts += _equal("training time", group.at_equal["seconds"], family)
-    if group.diverged:
-        parts.append(f"{plural(len(group.diverged), 'run')} more diverged.")
     return " ".join(parts)
 
 

@@ -37,6 +37,7 @@ class Recorded:
     parameters: int = 100
     steps: tuple[int, ...] = STEPS
     state: str = "finished"
+    reason: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     run_file: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Recorded:
             run[section] = {**run.get(section, {}), **keys}
         folder.write_run(yaml.safe_dump(run))
         folder.metrics_path.write_text("".join(json.dumps(record) + "\n" for record in self.records()))
-        folder.write_status(self.state, self.steps[-1], self.steps[-1])
+        folder.write_status(self.state, self.steps[-1], self.steps[-1], self.reason)
         return path
 
 

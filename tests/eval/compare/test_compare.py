@@ -5,18 +5,21 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from eval.compare.compare import compare
 from eval.compare.grouping import make_families
+from eval.compare.judging import seeds_needed
+from eval.compare.numbers import interval
 from eval.compare.page import Bullets
 from eval.compare.page_markdown import to_markdown
 from eval.compare.results import FamilyResult, Results
 from eval.compare.sections import report
 from eval.compare.sections.short import short_blocks
 from eval.compare.sources import gather
-from eval.compare.statistics import estimate, seeds_needed
+from eval.compare.statistics import estimate
 
 from .conftest import Recorded, straight
 
@@ -60,13 +63,27 @@ def test_final_losses_intervals_and_tests(study: Path) -> None:
     ]
     reference = stats.ttest_rel(list(GATE.values()), list(BASE.values()))
     low, high = reference.confidence_interval(0.95)
+    assert gate.paired is not None
+    assert (gate.paired.low, gate.paired.high) == pytest.approx((low, high))
+    assert gate.paired.p == pytest.approx(reference.pvalue)
+    # The pooled test by hand: residuals of arms and seeds, (3 − 1)(4 − 1) degrees of freedom, and scipy's integral.
+    losses = np.array([list(arm.values()) for arm in (BASE, GATE, MODA)])
+    residuals = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
+    spread = math.sqrt((residuals**2).sum() / 6)
+    t = (gate.loss - base.loss) / (spread * math.sqrt(2 / 4))
     assert gate.difference is not None
+    assert (gate.difference.method, gate.difference.n, gate.difference.degrees) == ("pooled", 4, 6)
+    assert gate.difference.mean == pytest.approx(-0.0525)
+    assert gate.difference.sd == pytest.approx(spread * math.sqrt(2))
+    shape, edge = [[1, 0.5], [0.5, 1]], np.full(2, abs(t))
+    inside = stats.multivariate_t.cdf(edge, shape=shape, df=6, lower_limit=-edge, maxpts=400_000, random_state=0)
+    assert gate.difference.p == pytest.approx(1 - inside, abs=1e-4)
+    # Dunnett 1964, table for two-sided 5%: two treatments and 6 degrees of freedom, 2.86.
+    half = 2.86 * spread * math.sqrt(2 / 4)
+    ends = gate.difference.low, gate.difference.high
+    assert ends == pytest.approx((-0.0525 - half, -0.0525 + half), abs=0.005 * half)
     assert moda.difference is not None
-    assert (gate.difference.low, gate.difference.high) == pytest.approx((low, high))
-    assert gate.difference.p == pytest.approx(reference.pvalue)
-    # Holm over two: the smaller p twice, the larger one once.
-    assert gate.p_holm == pytest.approx(2 * reference.pvalue)
-    assert moda.p_holm == pytest.approx(stats.ttest_rel(list(MODA.values()), list(BASE.values())).pvalue)
+    assert moda.difference.low < 0 < moda.difference.high
     assert [group.verdict for group in family.groups] == ["", "better", "cannot tell"]
 
 
@@ -82,10 +99,12 @@ def test_costs_and_their_ratios(study: Path) -> None:
 
 
 def test_equal_tokens_are_the_whole_runs(study: Path) -> None:
-    found = only(study).groups[1].at_equal["tokens"]
+    gate = only(study).groups[1]
+    found = gate.at_equal["tokens"]
     assert (found.against, found.spent, found.budget) == ("standard", 1.0, 100_000)
     assert (found.read_at, found.baseline_read_at) == (1.0, 1.0)
-    assert found.difference == found.final
+    assert found.difference == gate.paired
+    assert found.final == gate.difference  # as the main table has it
 
 
 def test_equal_time_cuts_the_slower_run_short(study: Path) -> None:
@@ -122,7 +141,7 @@ def test_a_longer_baseline_makes_the_comparison_at_equal_time(study: Path) -> No
     expected = sum(GATE[seed] - (1.2 * BASE[seed] - 0.88) for seed in BASE) / 4
     assert found.final.mean == pytest.approx(expected)
     longer = next(group for group in family.groups if group.reference)
-    assert (longer.verdict, longer.p_holm, longer.at_equal) == ("", None, {})
+    assert (longer.verdict, longer.difference, longer.at_equal) == ("", None, {})
     assert results(study, "standard, steps 100").comparisons == 2
 
 
@@ -173,12 +192,13 @@ def test_bands_span_the_seeds(study: Path) -> None:
     assert gate.difference_curves["seconds"].x[-1] == 50
 
 
-def test_the_seeds_needed_are_for_the_corrected_level(runs: Path) -> None:
-    """Differences of −0.02, −0.05 and −0.035: p is 0.057, and with three variants compared it takes more seeds."""
-    for seed, gain in enumerate((0.02, 0.05, 0.035)):
+def test_the_seeds_needed_are_those_of_the_test_that_judged(runs: Path) -> None:
+    """Five variants: three of one spread, one that is equal to the baseline, and one that is shifted exactly."""
+    gains = {"m_gate_kv": (0.02, 0.05, -0.005), "moda": (0.01, -0.02, 0.01), "attnres_block": (-0.03, 0.0, 0.02)}
+    for seed in range(3):
         Recorded(straight(8, 4.0), seed=seed).write(runs / f"s{seed}")
-        for variant in ("m_gate_kv", "moda", "attnres_block"):
-            Recorded(straight(8, 4.0 - gain), variant=variant, seed=seed).write(runs / f"{variant}{seed}")
+        for variant, gain in gains.items():
+            Recorded(straight(8, 4.0 - gain[seed]), variant=variant, seed=seed).write(runs / f"{variant}{seed}")
         Recorded(straight(8, 4.0), variant="control_block", seed=seed).write(runs / f"same{seed}")
         Recorded(straight(8, 3.9), variant="attnres_full", seed=seed).write(runs / f"shift{seed}")
     found = results(runs)
@@ -186,26 +206,42 @@ def test_the_seeds_needed_are_for_the_corrected_level(runs: Path) -> None:
     undecided = rows["m_gate_kv"]
     assert undecided.difference is not None
     assert undecided.verdict == "cannot tell"
-    # Three with a spread, and one that has no difference at all (p = 1); a constant shift has no p.
-    assert found.comparisons == 4
-    assert rows["attnres_full"].p_holm is None
-    assert undecided.seeds_needed == seeds_needed(0.035 / 0.015, 0.05 / 4)
-    assert undecided.seeds_needed != seeds_needed(0.035 / 0.015)  # as for one comparison
+    assert found.comparisons == 3
+    assert found.families[0].test is not None
+    assert sorted(found.families[0].test.pooled) == sorted(gains)
+    assert (rows["attnres_full"].difference, rows["control_block"].difference) == (None, None)
+    assert undecided.seeds_needed == seeds_needed(undecided.difference.mean / undecided.difference.sd, 3)
+    assert undecided.seeds_needed is not None
+    assert undecided.seeds_needed > 3
     markdown = to_markdown(report(found))
     assert f"| cannot tell ({undecided.seeds_needed} seeds needed) |" in markdown
     assert "| cannot tell (no difference in any seed) |" in markdown
     assert "| cannot tell (equal in all seeds: no spread to test against) |" in markdown
-    assert "for the 4 comparisons of this report that have a p" in markdown
+    assert "it judges 3 rows" in markdown
+
+
+def test_two_seeds_and_a_paired_test_alone_give_no_verdict(runs: Path) -> None:
+    for seed, loss in enumerate((3.5, 3.501)):
+        Recorded(straight(8, 4.0), seed=seed).write(runs / f"s{seed}")
+        Recorded(straight(8, loss), variant="m_gate_kv", seed=seed).write(runs / f"m{seed}")
+    family = only(runs)
+    assert family.groups[1].verdict == "cannot tell"
+    assert family.groups[1].difference is None
+    assert family.groups[1].at_equal["tokens"].final is not None
+    assert interval(family.groups[1].at_equal["tokens"].final) == "–"
+    # With a second variant there are two degrees of freedom, and 0.5 nats are 500 times the spread.
+    for seed, loss in enumerate((4.001, 4.0)):
+        Recorded(straight(8, loss), variant="moda", seed=seed).write(runs / f"o{seed}")
+    assert [group.verdict for group in only(runs).groups] == ["", "better", "cannot tell"]
 
 
 def test_a_single_seed_is_told_and_not_judged(runs: Path) -> None:
     Recorded().write(runs / "s")
     Recorded(straight(8, 3.5), variant="m_gate_kv").write(runs / "m")
     family = only(runs)
-    found = family.groups[1]
-    assert found.difference is not None
-    assert found.difference.mean == pytest.approx(-0.5)
-    assert (found.difference.low, found.p_holm, found.verdict) == (None, None, "cannot tell")
+    gate = family.groups[1]
+    assert gate.mean == pytest.approx(-0.5)
+    assert (gate.difference, gate.verdict) == (None, "cannot tell")
     assert any("single run" in warning for warning in family.warnings)
 
 
@@ -215,11 +251,11 @@ def test_seeds_that_do_not_match_make_no_pairs(runs: Path) -> None:
         Recorded(seed=seed + 1, variant="moda").write(runs / f"m{seed}")
         Recorded(seed=seed + 5, variant="m_gate_kv").write(runs / f"g{seed}")
     groups = {group.label: group for group in only(runs).groups}
-    assert groups["m_gate_kv"].difference is None
+    assert groups["m_gate_kv"].mean is None
     assert groups["m_gate_kv"].verdict == "cannot tell"
     assert "no run shares a seed" in groups["m_gate_kv"].notes[0]
-    assert groups["moda"].difference is not None
-    assert groups["moda"].difference.n == 1
+    assert groups["moda"].paired is not None
+    assert groups["moda"].paired.n == 1
     assert "1 of its 2 runs share a seed" in groups["moda"].notes[0]
 
 
@@ -290,7 +326,14 @@ def test_corrections_count_the_variants_of_all_sizes(runs: Path) -> None:
     p = stats.ttest_rel(list(GATE.values()), list(BASE.values())).pvalue
     found = results(runs)
     assert found.comparisons == 2
-    assert [family.groups[1].p_holm for family in found.families] == pytest.approx([2 * p, 2 * p])
+    for family in found.families:
+        gate = family.groups[1]
+        assert gate.difference is not None
+        # One variant for each baseline: nothing to pool, and half of the level for each.
+        assert (gate.difference.method, gate.difference.p) == ("paired", pytest.approx(2 * p))
+        sd = np.std([GATE[seed] - BASE[seed] for seed in BASE], ddof=1)
+        half = stats.t.ppf(1 - 0.05 / 4, 3) * sd / 2
+        assert (gate.difference.low, gate.difference.high) == pytest.approx((-0.0525 - half, -0.0525 + half))
 
 
 def test_a_nan_that_a_run_logged_becomes_null(runs: Path) -> None:

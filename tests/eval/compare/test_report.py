@@ -133,7 +133,7 @@ def test_results_are_strict_json_with_the_numbers_of_the_report(report: Path) ->
         raise AssertionError(word)
 
     results = json.loads((report / "results.json").read_text(), parse_constant=refuse)
-    assert results["format"] == 2
+    assert results["format"] == 3
     (family,) = results["families"]
     gate = next(group for group in family["groups"] if group["label"] == "m_gate_kv")
     # Final losses 3.95 + noise, noise 0, 0.003 and −0.004, against 4.0.
@@ -144,7 +144,7 @@ def test_results_are_strict_json_with_the_numbers_of_the_report(report: Path) ->
 
 def test_what_was_left_out_is_said(report: Path) -> None:
     markdown = (report / "report.md").read_text(encoding="utf-8")
-    assert "Diverged, and so without a final loss: `moda`." in markdown
+    assert "Diverged, and so without a final loss: `moda` (diverged at step 100 of 100" in markdown
     assert "- `moda`: diverged at step 100 of 100" in markdown
 
 

@@ -49,7 +49,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "metrics cut off": (rewrite("metrics.jsonl", lambda b: b[: len(b) // 2]), "ended at step 100"),
     "a last loss that is NaN": (
         rewrite("metrics.jsonl", lambda b: b.replace(b'"heldout/loss": 4.0', b'"heldout/loss": NaN')),
-        "is of step 80, and it ended at step 100",
+        "diverged: its last held-out loss, of step 100, is nan",
     ),
     "metrics of lists": (rewrite("metrics.jsonl", lambda b: b"[]\n3\n"), "no finite loss"),
 }
@@ -65,7 +65,8 @@ def test_a_damaged_run_is_left_out_with_the_reason(runs: Path, name: str) -> Non
     (left_out,) = gathered.left_out
     assert left_out.name == "bad"
     assert why in left_out.why
-    assert left_out.diverged == (name == "diverged")
+    fate = {"diverged": "diverged", "a last loss that is NaN": "diverged", "failed": "failed"}.get(name, "unfinished")
+    assert left_out.fate == fate
 
 
 def test_a_last_line_cut_off_by_a_crash_is_no_damage(runs: Path) -> None:

@@ -236,6 +236,21 @@ def test_a_studys_labels_name_their_ladder_without_the_size(ladder: Make) -> Non
     assert found["m_gate_kv-lr0.001"].baseline == "standard-lr0.001"
 
 
+def test_of_a_sweep_over_the_learning_rate_the_best_run_is_the_rung(ladder: Make) -> None:
+    """Swept at two sizes of four, with another best rate at each."""
+    runs = []
+    for run in ladder():
+        for rate in (1e-3, 2e-3) if run.size in ("10M", "100M") else (1e-3,):
+            best = {"10M": 1e-3, "100M": 2e-3}.get(str(run.size), 1e-3)
+            worse = replace(run.heldout, values=run.heldout.values + (rate != best))
+            settings = {**run.settings, "optimizer.lr": rate}
+            runs.append(replace(run, name=f"{run.name}-{rate}", heldout=worse, settings=settings))
+    _, found = scaled(runs)
+    _, plain = scaled(ladder())
+    assert list(found) == ["standard", "m_gate_kv"]
+    assert found["m_gate_kv"].points == plain["m_gate_kv"].points
+
+
 def test_a_size_of_the_baseline_alone_is_a_rung_of_its_ladder(ladder: Make) -> None:
     runs = [run for run in ladder() if not (run.variant == "m_gate_kv" and run.size == "300M")]
     _, found = scaled(runs)
