@@ -28,8 +28,8 @@ EVERY = {
 
 
 def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-    """The authors' language model: x ← n(x + f(x)); queries and the sequence's keys are turned, the cached keys are not,
-    and one softmax is over both."""
+    """The authors' language model: x ← n(x + f(x)); queries and the sequence's keys are turned and cached keys are not,
+    all in one softmax."""
     x, cache = slow.embed(tokens), []
     for i in range(slow.shape.layers):
         q, k, v = slow.qkv(i, x)
