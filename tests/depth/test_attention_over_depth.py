@@ -147,7 +147,9 @@ class ListModel:
             row, self.choosing_reads = self.choosing_reads, self.choosing_reads + 1
             shared: object = ("own", row)
             if layer is not None and self.v.query_share != "read":
-                shared = 0 if self.v.query_share == "all" else layer // self.v.query_group
+                shared = {"all": 0, "block": done // self.size, "group": layer // self.v.query_group}[
+                    self.v.query_share
+                ]
             if shared not in self.query_rows:
                 self.query_rows.append(shared)
             query = self.learned["queries"][self.query_rows.index(shared)]
@@ -277,6 +279,7 @@ BASE = AttentionOverDepth(block_size=2)
         {"block_summary": "sum"},
         {"window": 2},
         {"query_share": "group", "query_group": 3},
+        {"query_share": "block"},
         {"query_share": "all"},
         {"query_rank": 2},
         {"key_gain": "block"},

@@ -105,7 +105,15 @@ def test_sources_of_reads_in_order() -> None:
     assert [index for _, index, *_ in seen(NAMED["block_sparse_depth"], 12)] == [0, 1, 2, 3, 4]
 
 
-def test_a_group_of_layers_shares_a_query_and_the_final_norm_has_its_own() -> None:
+def test_layers_of_a_block_or_a_group_share_a_query_and_the_final_norm_has_its_own() -> None:
+    """The first read has one source and no query: of the first block of three, two layers choose."""
+    for name in ("control_block", "block_hybrid_memory", "block_input_dep_query", "block_sparse_depth"):
+        rows = [read.query_row for read in NAMED[name].plan(shape(layers=8)).reads()]
+        assert rows == [None, 0, 0, 1, 1, 1, 2, 2, 3]
+    rows = [read.query_row for read in replace(NAMED["control_block"], query_share="read").plan(shape(4)).reads()]
+    assert rows == [None, 0, 1, 2, 3]
+    sublayers = replace(NAMED["attnres_block"], query_share="block", blocks=2)
+    assert [read.query_row for read in sublayers.plan(shape(layers=4)).reads()] == [None, 0, 0, 0, 1, 1, 1, 1, 2]
     rows = [read.query_row for read in NAMED["block_gqa_depth"].plan(shape(layers=10)).reads()]
     assert rows == [None, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3]
     sublayers = replace(NAMED["attnres_block"], query_share="group", query_group=2)

@@ -3,7 +3,10 @@
 ``SEED`` is attnres-results.md, "AttnRes: Attention Over the Residual Stream", 2026-03-20: 24 layers of width 1536,
 about 500M parameters, FineWeb-Edu, evaluation loss at step 6000 against 2.716 of the standard model, tokens/s against
 459k and memory against 49 GB. Its document leaves granularity and source kind open: reads per layer and differences
-as sources (choice).
+as sources (choice). It speaks of "the block query", to which ``block_input_dep_query`` gives "per-layer query
+specialization within each block", and concludes that "a learned per-block query is sufficient": the layers of a block
+share one query, and in ``block_input_dep_query`` each has a low-rank part of its own. Its remark that groups of 4
+layers need 4 times fewer queries fits a query per layer instead, which is ``depth.query_share: read``.
 
 ``delta_attnres`` is what its authors' code computes, mode ``delta_block`` of modeling_qwen3_attnres.py with the number
 of blocks of its train_scratch.py. With x the residual stream, x_k what it is after k blocks of ceil(layers / 4) layers,
@@ -32,6 +35,7 @@ _CONTROL_BLOCK = AttentionOverDepth(
     summary="each layer reads the means of finished blocks of 3 layers, the unfinished block and the embedding",
     source=f"{SEED}: -0.022 evaluation loss over 2 seeds, 0.54 of the tokens/s, 1.83 times the memory",
     block_size=3,
+    query_share="block",
 )
 _HYBRID_MEMORY = replace(
     _CONTROL_BLOCK,

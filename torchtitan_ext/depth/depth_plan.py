@@ -74,7 +74,8 @@ class DepthPlan:
             ``every``-th; 1 and 1 keep all.
         beside_sum: the running sum of all outputs is kept beside the read, which then needs neither the unfinished
             block nor a last read for the final norm.
-        query_layers: how many layers share one query; 0 for a query per read. The last read always has its own.
+        query_span: reads whose positions have the same quotient by this share one query; 0 for a query per read. The
+            last read always has its own.
         late: the read that is made when a block is finished does not see that block yet.
     """
 
@@ -86,7 +87,7 @@ class DepthPlan:
     nearest: int
     every: int
     beside_sum: bool
-    query_layers: int
+    query_span: int
     late: bool = False
 
     def begins_group(self, outputs: int) -> bool:
@@ -104,8 +105,8 @@ class DepthPlan:
             sources = self.sources(position)
             if len(sources) > 1:
                 share = position
-                if self.query_layers and position < outputs:
-                    share = -1 - position // self.outputs_per_layer // self.query_layers
+                if self.query_span and position < outputs:
+                    share = -1 - position // self.query_span
                 query_row = shares.setdefault(share, len(shares))
                 reads.append(Read(position, sources, row, query_row))
                 row += 1

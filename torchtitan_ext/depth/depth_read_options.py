@@ -22,7 +22,7 @@ _CHOICES = {
     "source_kind": ("delta", "state"),
     "block_summary": ("mean", "sum", "alternating"),
     "query_scale": ("one", "inverse_sqrt"),
-    "query_share": ("read", "group", "all"),
+    "query_share": ("read", "block", "group", "all"),
     "key_gain": ("read", "block"),
     "position": ("none", "linear", "rotary"),
     "routing": ("replace", "add"),
@@ -55,8 +55,9 @@ class DepthReadOptions(Variant):
             unfinished block too.
         query_scale: what the learned vector is multiplied with to give the query: "one", as the published code has it,
             or "inverse_sqrt", K^(-1/2) (ours), with which a step of Adam moves the query √K times less.
-        query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which
-            feeds the final norm, has its own in any case (choice).
+        query_share: a query per "read", per "block" (for the reads made while it is the unfinished one), per "group" of
+            ``query_group`` layers, or one for "all"; the last read, which feeds the final norm, has its own in any case
+            (choice).
         query_group: layers in a group.
         query_rank: rank of the part of the query that depends on the newest source, which is the unfinished block or
             the last finished one (choice: the layer's input is known only after the read); 0 for none.
@@ -225,16 +226,18 @@ class DepthReadOptions(Variant):
     def plan(self, shape: Shape) -> DepthPlan:
         """Which sources each read sees in a model of ``shape``."""
         per_layer = self.outputs_per_layer
+        block_size = self.block_size or per_layer * -(-shape.layers // self.blocks)
+        spans = {"read": 0, "block": block_size, "group": self.query_group * per_layer, "all": shape.layers * per_layer}
         return DepthPlan(
             layers=shape.layers,
             outputs_per_layer=per_layer,
-            block_size=self.block_size or per_layer * -(-shape.layers // self.blocks),
+            block_size=block_size,
             mean=self.block_summary == "mean",
             window=self.window,
             nearest=self.nearest if self.sparse else 1,
             every=self.every if self.sparse else 1,
             beside_sum=self.routing == "add",
-            query_layers={"read": 0, "group": self.query_group, "all": shape.layers}[self.query_share],
+            query_span=spans[self.query_share],
             late=self.late_blocks,
         )
 
