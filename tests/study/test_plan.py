@@ -121,8 +121,8 @@ def test_the_text_fits_80_columns_and_says_what_differs(plan: Callable[..., Plan
     assert lines[0] == "s: 30 runs of 2 processes each, in runs/s"
     # 1000 steps of 512 tokens of 1,576,320 FLOPs, and 2 checkpoints of 12 · 229,952 bytes (test_budgets.py)
     assert "standard-debug-lr0.001         3    230k    1000    512k 8.07e11   <0.01  5.52MB" in lines
-    assert "  m_gate_kv-debug-lr0.001: model.ffn_width 144, 230,336 parameters against" in lines
-    assert "    229,952 (+0.17%)" in lines
+    assert "  m_gate_kv-debug-lr0.001: model.ffn_width 144, 229,952 parameters against" in lines
+    assert "    229,952 (+0.00%)" in lines
     assert "  m_gate_kv_wider: model.width 144 (64), model.ffn_width 432 (192)" not in lines  # another width at 1.2M
     assert "GPU-hours assume H100 at 50% of 989 TFLOP/s" in text
     assert "m_gate_kv_wall_clock-1.2M-lr0.001: for the step times of" in text
