@@ -15,14 +15,24 @@ from typing import Any
 
 from torchtitan_ext.errors import UserError
 
-_SEED_BLOCKS = (
-    *("control_block", "block_input_dep_query", "block_hybrid_memory", "block_alibi_depth", "block_gqa_depth"),
-    *("block_mqa_depth", "block_rope_depth", "block_sparse_depth", "block_value_proj"),
-    *("deep_control_block", "deep_hybrid_memory", "full_attnres"),
+_READ_QUERIES = (
+    *("control_block", "block_input_dep_query", "block_hybrid_memory", "block_alibi_depth", "block_rope_depth"),
+    *("block_sparse_depth", "block_value_proj", "deep_control_block", "deep_hybrid_memory"),
 )
-_DEPTH_READS = (*_SEED_BLOCKS, "attnres_block", "attnres_full", "attnres_low_rank", "delta_attnres")
+_DEPTH_READS = (
+    "full_attnres",
+    "block_gqa_depth",
+    "block_mqa_depth",
+    "attnres_block",
+    "attnres_full",
+    "attnres_low_rank",
+)
+_GATED = ("m_gate_kv", "m_gate_kv_detached", "m_gate_query", "m_gate_output")
 _MEANT: dict[str, dict[str, Any]] = {
     **{name: {"query_scale": "inverse_sqrt"} for name in _DEPTH_READS},
+    **{name: {"query_scale": "inverse_sqrt", "query_share": "read"} for name in _READ_QUERIES},
+    **{name: {"gate_bias": True, "zero_start": True} for name in _GATED},
+    "m_gate_multiply": {"gate_bias": True},
     "delta_attnres": {
         "query_scale": "inverse_sqrt",
         "blocks": 8,

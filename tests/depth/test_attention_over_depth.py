@@ -115,8 +115,12 @@ class ListModel:
         """(value, block, position)"""
         done, size = len(self.outputs), self.size
         blocks = [(self.embedding, 0, 0)]
-        for block in range(1, done // size + 1):
-            blocks.append((self.summary(self.outputs[(block - 1) * size : block * size]), block, block * size))
+        for block in range(1, (done - self.v.late_blocks) // size + 1):
+            if self.v.block_summary == "alternating":
+                value = sum(self.added[: block * size], self.embedding) - blocks[-1][0]
+            else:
+                value = self.summary(self.outputs[(block - 1) * size : block * size])
+            blocks.append((value, block, block * size))
         if self.v.sparse:
             near = blocks[-self.v.nearest :]
             blocks = [b for b in blocks[: -self.v.nearest] if b[1] % self.v.every == 0] + near
@@ -141,7 +145,9 @@ class ListModel:
             row, self.choosing_reads = self.choosing_reads, self.choosing_reads + 1
             shared: object = ("own", row)
             if layer is not None and self.v.query_share != "read":
-                shared = 0 if self.v.query_share == "all" else layer // self.v.query_group
+                shared = {"all": 0, "block": done // self.size, "group": layer // self.v.query_group}[
+                    self.v.query_share
+                ]
             if shared not in self.query_rows:
                 self.query_rows.append(shared)
             query = self.learned["queries"][self.query_rows.index(shared)]
@@ -191,6 +197,10 @@ COMBINATIONS = {
     "input-dependent, turned, added": AttentionOverDepth(
         granularity="sublayer", block_size=2, query_rank=2, position="rotary", routing="add", block_summary="sum"
     ),
+    "alternating at once": AttentionOverDepth(
+        block_size=2, block_summary="alternating", routing="add", window=3, query_scale="inverse_sqrt"
+    ),
+    "late sums": AttentionOverDepth(block_size=2, block_summary="sum", routing="add", late_blocks=True, value_map=True),
 }  # fmt: skip
 EVERY = {**NAMED, **COMBINATIONS}
 every_variant = pytest.mark.parametrize("variant", EVERY.values(), ids=EVERY)
@@ -289,6 +299,7 @@ BASE = AttentionOverDepth(block_size=2)
         {"block_summary": "sum"},
         {"window": 2},
         {"query_share": "group", "query_group": 3},
+        {"query_share": "block"},
         {"query_share": "all"},
         {"query_rank": 2},
         {"key_gain": "block"},
@@ -299,6 +310,8 @@ BASE = AttentionOverDepth(block_size=2)
         {"key_rank": 4},
         {"key_fraction": 0.5},
         {"routing": "add"},
+        {"query_scale": "inverse_sqrt"},
+        {"query_std": 0.02},
     ],
     ids=str,
 )
@@ -307,6 +320,14 @@ def test_every_option_changes_the_output(options: dict[str, object]) -> None:
     tokens = tokens_of(8)
     base, changed = (stirred(built(variant, shape))(tokens) for variant in (BASE, replace(BASE, **options)))
     assert (base - changed).norm() > 1e-4 * base.norm()
+
+
+@pytest.mark.parametrize("options", [{"block_summary": "alternating"}, {"late_blocks": True}], ids=str)
+def test_every_option_beside_the_running_sum_changes_the_output(options: dict[str, object]) -> None:
+    base = replace(BASE, routing="add")
+    tokens = tokens_of(8)
+    one, other = (stirred(built(variant, shape_with(7)))(tokens) for variant in (base, replace(base, **options)))
+    assert (one - other).norm() > 1e-4 * one.norm()
 
 
 @pytest.mark.parametrize(("first", "second"), [({"slope": 0.1}, {"slope": 0.2}), ({"every": 3}, {"every": 4})])

@@ -94,14 +94,26 @@ def test_sources_of_reads_in_order() -> None:
     window = [(recent, 0, 1.0, 2, 5), (recent, 1, 1.0, 2, 6), (recent, 2, 1.0, 3, 7), (recent, 3, 1.0, 3, 8)]
     assert seen(NAMED["block_hybrid_memory"], 8) == [*blocks, (partial, 0, 0.5, 3, 8), *window]
     assert seen(NAMED["delta_attnres"], 0) == []
-    # Blocks of three layers, six outputs: at 14 two are finished; the two outputs since are in the running sum alone.
-    assert seen(NAMED["delta_attnres"], 14) == [(finished, i, 1.0, i, 6 * i) for i in range(3)]
+    # Blocks of six layers, twelve outputs: at 26 two are finished; the two outputs since are in the running sum alone.
+    # The read at 24, at the end of the second, does not see it yet.
+    for read, blocks in ((26, 2), (25, 2), (24, 1), (12, 0)):
+        expected = [(finished, i, 1.0, i, 12 * i) for i in range(blocks + 1)]
+        assert seen(NAMED["delta_attnres"], read) == expected
+    assert seen(NAMED["delta_attnres_paper"], 24) == [(finished, i, 1.0, i, 12 * i) for i in range(3)]
     # The four newest of 0..8, and of the older ones 0 and 4.
     assert [index for _, index, *_ in seen(NAMED["block_sparse_depth"], 24)] == [0, 4, 5, 6, 7, 8]
     assert [index for _, index, *_ in seen(NAMED["block_sparse_depth"], 12)] == [0, 1, 2, 3, 4]
 
 
-def test_a_group_of_layers_shares_a_query_and_the_final_norm_has_its_own() -> None:
+def test_layers_of_a_block_or_a_group_share_a_query_and_the_final_norm_has_its_own() -> None:
+    """The first read has one source and no query: of the first block of three, two layers choose."""
+    for name in ("control_block", "block_hybrid_memory", "block_input_dep_query", "block_sparse_depth"):
+        rows = [read.query_row for read in NAMED[name].plan(shape(layers=8)).reads()]
+        assert rows == [None, 0, 0, 1, 1, 1, 2, 2, 3]
+    rows = [read.query_row for read in replace(NAMED["control_block"], query_share="read").plan(shape(4)).reads()]
+    assert rows == [None, 0, 1, 2, 3]
+    sublayers = replace(NAMED["attnres_block"], query_share="block", blocks=2)
+    assert [read.query_row for read in sublayers.plan(shape(layers=4)).reads()] == [None, 0, 0, 0, 1, 1, 1, 1, 2]
     rows = [read.query_row for read in NAMED["block_gqa_depth"].plan(shape(layers=10)).reads()]
     assert rows == [None, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3]
     sublayers = replace(NAMED["attnres_block"], query_share="group", query_group=2)
@@ -126,7 +138,7 @@ def test_initial_values(variant: AttentionOverDepth) -> None:
     model = config_of(variant, "debug").build()
     model.init_states()
     stream = model.stream
-    assert not stream.queries.any()
+    assert stream.queries.any() == (variant.query_std > 0)
     assert (stream.gains == 1).all()
     if variant.query_rank:
         assert not stream.query_up.any()
@@ -148,7 +160,11 @@ def test_the_configuration_can_be_written_down(variant: AttentionOverDepth) -> N
     [
         ({"granularity": "sublayers"}, "depth.granularity = 'sublayers' is unknown; did you mean 'sublayer'?"),
         ({"position": "alibi"}, "depth.position = 'alibi' is unknown; choose from: none, linear, rotary"),
-        ({"block_summary": "max"}, "choose from: mean, sum"),
+        ({"block_summary": "max"}, "choose from: mean, sum, alternating"),
+        ({"block_summary": "alternating"}, "is made from the running sum, which is there with depth.routing: add"),
+        ({"late_blocks": True}, "depth.late_blocks = True has no effect without depth.routing: add; set that"),
+        ({"query_std": -0.1}, "depth.query_std = -0.1 is a standard deviation; choose 0 or more"),
+        ({"query_scale": "sqrt"}, "depth.query_scale = 'sqrt' is unknown"),
         ({"source_kind": "deltas"}, "did you mean 'delta'?"),
         ({"query_share": "groups"}, "did you mean 'group'?"),
         ({"key_gain": "none"}, "choose from: read, block"),

@@ -22,60 +22,82 @@ EVERY = {
     **NAMED,
     "attention_alone": MixtureOfDepths(feed_forward_writes=False),
     "every_second": MixtureOfDepths(write_every=2),
-    "post_norm": MixtureOfDepths(post_norm=True),
+    "reordered_norm": MixtureOfDepths(norm="reordered"),
+    "rotated_keys": MixtureOfDepths(norm="pre", rotated_keys=True),
 }
 
 
-def written_out(
-    slow: Any,
-    tokens: torch.Tensor,
-    positions: Sequence[int],
-    every: int = 1,
-    feed_forward: bool = True,
-    post: bool = False,
-) -> torch.Tensor:
-    """The definition: one softmax over the sequence and over all that was written at the token."""
+def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+    """The authors' language model: x ← n(x + f(x)); queries and the sequence's keys are turned and cached keys are not,
+    all in one softmax."""
+    x, cache = slow.embed(tokens), []
+    for i in range(slow.shape.layers):
+        q, k, v = slow.qkv(i, x)
+        attended = slow.attend(i, slow.rotate(q, positions), slow.rotate(k, positions), v, positions, cache)
+        cache = [*cache, (k, v)]
+        x = slow.norm(x + attended, slow.of(i, "attention_norm.weight"))
+        if i < slow.shape.layers - 1:  # nobody reads what the last one would write
+            key, value = (x @ half.T for half in slow.of(i, "link.feed_forward_kv.weight").chunk(2))
+            cache = [*cache, (key.unflatten(-1, k.shape[1:]), value.unflatten(-1, k.shape[1:]))]
+        x = slow.norm(x + slow.feed_forward(i, x), slow.of(i, "ffn_norm.weight"))
+    return slow.logits(x)
+
+
+def written_out(slow: Any, tokens: torch.Tensor, positions: Sequence[int], variant: MixtureOfDepths) -> torch.Tensor:
+    """With every option: one softmax over the sequence and over all that was written at the token."""
+
+    def joined(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if variant.norm == "post":
+            return slow.norm(x + y, weight)
+        return x + (slow.norm(y, weight) if variant.norm == "reordered" else y)
+
     x = slow.embed(tokens)
     written: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i in range(slow.shape.layers):
         attention_norm, ffn_norm = slow.of(i, "attention_norm.weight"), slow.of(i, "ffn_norm.weight")
-        q, k, v = slow.qkv(i, x if post else slow.norm(x, attention_norm))
-        q, k = slow.rotate(q, positions), slow.rotate(k, positions)
-        y = slow.attend(i, q, k, v, positions, written)
-        x = x + (slow.norm(y, attention_norm) if post else y)
-        h = x if post else slow.norm(x, ffn_norm)
-        if i % every == 0 and i < slow.shape.layers - 1:
-            written.append((k, v))
-            if feed_forward:
+        q, k, v = slow.qkv(i, slow.norm(x, attention_norm) if variant.norm == "pre" else x)
+        turned = slow.rotate(k, positions)
+        x = joined(x, slow.attend(i, slow.rotate(q, positions), turned, v, positions, written), attention_norm)
+        h = slow.norm(x, ffn_norm) if variant.norm == "pre" else x
+        if i % variant.write_every == 0 and i < slow.shape.layers - 1:
+            written.append((turned if variant.rotated_keys else k, v))
+            if variant.feed_forward_writes:
                 both = h @ slow.of(i, "link.feed_forward_kv.weight").T
                 key, value = both.unflatten(-1, (2, *k.shape[1:])).unbind(1)
-                written.append((slow.rotate(key, positions), value))
-        y = slow.feed_forward(i, h)
-        x = x + (slow.norm(y, ffn_norm) if post else y)
+                written.append((slow.rotate(key, positions) if variant.rotated_keys else key, value))
+        x = joined(x, slow.feed_forward(i, h), ffn_norm)
     return slow.logits(x)
+
+
+def test_the_default_is_the_published_model(checks: Any) -> None:
+    checks.equals_slow(NAMED["moda"], published, moved=0.1, layers=4)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_equals_the_definition(checks: Any, name: str) -> None:
-    variant = EVERY[name]
-    options = (variant.write_every, variant.feed_forward_writes, variant.post_norm)
-    checks.equals_slow(variant, lambda *args: written_out(*args, *options), moved=0.1, layers=4)
+    checks.equals_slow(EVERY[name], lambda *args: written_out(*args, EVERY[name]), moved=0.1, layers=4)
 
 
-def test_the_first_layer_is_the_standard_one_to_the_bit(checks: Any) -> None:
+def test_the_first_layer_of_the_pre_norm_form_is_the_standard_one_to_the_bit(checks: Any) -> None:
     tokens = checks.tokens_of()
-    model, standard = checks.build(NAMED["moda"]), checks.build(Variant())
+    model, standard = checks.build(NAMED["moda_pre_norm"]), checks.build(Variant())
     x, keys, values = model.layers["0"](model.stream.start(model.tok_embeddings(tokens)), None)
     assert torch.equal(x, standard.layers["0"](standard.tok_embeddings(tokens), None))
     assert len(keys) == len(values) == 2
     assert not torch.equal(model(tokens), standard(tokens))
 
 
-def test_depth_logits_do_not_depend_on_the_position(checks: Any) -> None:
-    """A query and a key of one token are turned alike. A sequence of one token has no other keys than those."""
-    model, token = checks.build(NAMED["moda"], moved=0.3).double(), torch.tensor([[5]])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_depth_logits_depend_on_the_position_unless_keys_are_turned(checks: Any, rotated: bool) -> None:
+    """A query and a key of one token that are turned alike have the same product. A sequence of one token has no other
+    keys than those."""
+    variant = replace(NAMED["moda"], rotated_keys=rotated)
+    model, token = checks.build(variant, moved=0.3).double(), torch.tensor([[5]])
     here, there = (model(token, positions=torch.tensor([[position]])) for position in (0, 41))
-    torch.testing.assert_close(here, there, **checks.tolerance)
+    if rotated:
+        torch.testing.assert_close(here, there, **checks.tolerance)
+    else:
+        assert (here - there).norm() > 1e-3 * here.norm()
 
 
 def test_layers_write_by_reference(checks: Any) -> None:
@@ -151,7 +173,7 @@ def test_flops_are_those_that_are_computed(checks: Any, name: str) -> None:
         elementwise += 4 * 32 * written + (32 if written else 0)
         if layer % variant.write_every == 0 and layer < 5:
             written += 2 if variant.feed_forward_writes else 1
-            elementwise += 3 * 16 if variant.feed_forward_writes else 0
+            elementwise += 3 * 16 if variant.feed_forward_writes and variant.rotated_keys else 0
     assert variant.flops_per_token(shape, 32) == checks.matrix_flops(variant, shape) + 3 * elementwise
 
 
@@ -168,6 +190,7 @@ def test_deep_models_have_finite_gradients(checks: Any, name: str, layers: int, 
         ({"write_every": 0}, 4, "1 (every layer writes) to 3 (the first alone)"),
         ({"write_every": 4}, 4, "depth.write_every is 4"),
         ({}, 1, "model.layers is 1, make it 2 or more"),
+        ({"norm": "postt"}, 4, "depth.norm 'postt' is unknown; did you mean 'post'?"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(checks: Any, options: dict[str, Any], layers: int, message: str) -> None:

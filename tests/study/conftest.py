@@ -9,8 +9,8 @@ for 1,000 steps of 512 tokens, in windows of 64. The vocabulary has 512 tokens. 
     4 layers                  4 · 49,280        197,120
     last norm and embedding   64 + 512·64        32,832      in all 229,952
 
-and for what `m_gate_kv` adds in 3 of the layers: 64·64 for M's projection to keys and values, 2·64·65 for the gate:
-3 · 12,416 = 37,248, in all 267,200.
+and for what `m_gate_kv` adds in 3 of the layers: 64·64 for M's projection to keys and values, 2·64·64 for the gate:
+3 · 12,288 = 36,864, in all 266,816.
 """
 
 import shutil

@@ -49,8 +49,8 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
     assert [run.entry for run in plan.runs[:4]] == ["standard", "m_gate_kv", "m_gate_kv_detached", "m_gate_kv_wider"]
     # 6 · (4·128·128 + 3·128·344 + 2·128) + 128 + 128·128
     assert parameters(standard) == 1_203_840
-    # 6 · (4·112·112 + 3·112·312 + 2·112) + 112 + 128·112, and in 5 layers 2·112·112 + 2·112·113 for M
-    assert parameters(variant) == parameters(detached) == 1_197_840
+    # 6 · (4·112·112 + 3·112·316 + 2·112) + 112 + 128·112, and in 5 layers 4·112·112 for M
+    assert parameters(variant) == parameters(detached) == 1_204_784
     # 6 · (4·136·136 + 3·136·368 + 2·136) + 136 + 128·136
     assert parameters(wider) == 1_363_944
     assert [run.resolved and run.resolved.shape.width for run in plan.runs[:4]] == [128, 112, 112, 136]

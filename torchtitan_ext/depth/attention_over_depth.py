@@ -73,8 +73,8 @@ class DepthState(NamedTuple):
     """The depth state; all tensors are [B, T, D].
 
     Attributes:
-        finished: the embedding, then the sum of the outputs of each finished block.
-        partial: the sum of the outputs of the unfinished block; None when there are none.
+        finished: the embedding, then the sum of the outputs of each finished block, or what else stands for it.
+        partial: the sum of the outputs of the unfinished block; None when there are none, or nothing needs it.
         recent: the most recent outputs, oldest first.
         inside: between the two sublayers of a layer that reads once, what it read and what attention made of it; else
             None.
@@ -246,18 +246,22 @@ class DepthLink(Link):
             return state._replace(inside=(x_BTD, y_BTD))
         added_BTD = y_BTD if state.inside is None else state.inside[1] + y_BTD
         output_BTD = x_BTD + y_BTD if stream.variant.source_kind == "state" else added_BTD
-        finished, partial = state.finished, output_BTD if state.partial is None else state.partial + output_BTD
+        running = None if state.running is None else state.running + added_BTD
         outputs, found = self._outputs(plan, site) + 1, state.found[1:]
-        if outputs % plan.block_size == 0:
-            finished, partial = (*finished, partial), None
+        finished, partial = state.finished, None
+        done = outputs % plan.block_size == 0
+        if stream.variant.block_summary == "alternating":
+            if done:
+                assert running is not None
+                finished = (*finished, running - finished[-1])
+        else:
+            partial = output_BTD if state.partial is None else state.partial + output_BTD
+            if done:
+                finished, partial = (*finished, partial), None
+        if plan.begins_group(outputs):
             found = stream.look_ahead(finished, outputs)
-        return DepthState(
-            finished,
-            partial,
-            (*state.recent, output_BTD)[-plan.window :] if plan.window else (),
-            running=None if state.running is None else state.running + added_BTD,
-            found=found,
-        )
+        recent = (*state.recent, output_BTD)[-plan.window :] if plan.window else ()
+        return DepthState(finished, partial, recent, running=running, found=found)
 
     def _outputs(self, plan: DepthPlan, site: Site) -> int:
         """How many outputs there are when the sublayer at ``site`` reads."""
@@ -295,7 +299,7 @@ class AttentionOverDepth(DepthReadOptions):
 
     def stream(self, shape: Shape) -> DepthStream.Config:
         initialisers = {
-            "queries": initial.zeros,
+            "queries": initial.normal(self.query_std) if self.query_std else initial.zeros,
             "gains": initial.ones,
             "query_down": initial.normal(INIT_STD),
             "query_up": initial.zeros,

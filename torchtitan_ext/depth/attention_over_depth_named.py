@@ -3,10 +3,28 @@
 ``SEED`` is attnres-results.md, "AttnRes: Attention Over the Residual Stream", 2026-03-20: 24 layers of width 1536,
 about 500M parameters, FineWeb-Edu, evaluation loss at step 6000 against 2.716 of the standard model, tokens/s against
 459k and memory against 49 GB. Its document leaves granularity and source kind open: reads per layer and differences
-as sources (choice).
+as sources (choice). It speaks of "the block query", to which ``block_input_dep_query`` gives "per-layer query
+specialization within each block", and concludes that "a learned per-block query is sufficient": the layers of a block
+share one query, and in ``block_input_dep_query`` each has a low-rank part of its own. Its remark that groups of 4
+layers need 4 times fewer queries fits a query per layer instead, which is ``depth.query_share: read``.
+
+``delta_attnres`` is what its authors' code computes, mode ``delta_block`` of modeling_qwen3_attnres.py with the number
+of blocks of its train_scratch.py. With x the residual stream, x_k what it is after k blocks of ceil(layers / 4) layers,
+and s_0 = x_0 the embedding::
+
+    s_k = x_k − s_(k−1)       h = x + Σ_k softmax_k(⟨q, RMSNorm(s_k) ⊙ γ⟩) s_k       x ← x + f(norm(h))
+
+so with d_k the sum of what block k adds, s is x_0, d_1, x_0 + d_2, d_1 + d_3, x_0 + d_2 + d_4 and so on. The attention
+that follows block k does not see s_k yet, its feed-forward does; the model's first attention reads x alone, and so does
+the final norm. Queries start with standard deviation 0.02, γ at one; the key norm has eps 1e-6. The paper has the
+differences d_k themselves and queries that start at zero, which is ``delta_attnres_paper``. The code has queries and
+gains for the model's first two sublayers too, which have nothing to choose from, and takes the softmax in the run's
+precision; here they are left out, and the softmax is in fp32.
 """
 
 from dataclasses import replace
+
+from torchtitan_ext.recipe import INIT_STD
 
 from .attention_over_depth import AttentionOverDepth
 
@@ -17,6 +35,7 @@ _CONTROL_BLOCK = AttentionOverDepth(
     summary="each layer reads the means of finished blocks of 3 layers, the unfinished block and the embedding",
     source=f"{SEED}: -0.022 evaluation loss over 2 seeds, 0.54 of the tokens/s, 1.83 times the memory",
     block_size=3,
+    query_share="block",
 )
 _HYBRID_MEMORY = replace(
     _CONTROL_BLOCK,
@@ -32,6 +51,19 @@ _ATTNRES_BLOCK = AttentionOverDepth(
     block_size=0,
     blocks=8,
     block_summary="sum",
+)
+_DELTA = "Luo, Cai, Hu, arXiv 2605.18855"
+_DELTA_ATTNRES = AttentionOverDepth(
+    summary="the residual stream x stays; each sublayer adds a read of s_k = x - s_(k-1), made as blocks end",
+    source=f"{_DELTA}, Delta Block, mode delta_block of github.com/wdlctc/delta-attention-residuals-code @fc11c3e570: "
+    "perplexity 37.1, 31.2, 29.2 against 38.7, 32.0, 29.7 at 220M, 533M, 1044M",
+    granularity="sublayer",
+    block_size=0,
+    blocks=4,
+    block_summary="alternating",
+    routing="add",
+    late_blocks=True,
+    query_std=INIT_STD,
 )
 
 NAMED: dict[str, AttentionOverDepth] = {
@@ -101,12 +133,14 @@ NAMED: dict[str, AttentionOverDepth] = {
         granularity="sublayer",
         block_summary="sum",
     ),
-    "delta_attnres": replace(
-        _ATTNRES_BLOCK,
-        summary="the residual stream stays; each sublayer adds a read of the embedding and the finished blocks' sums",
-        source="Luo, Cai, Hu, arXiv 2605.18855, Delta Block (their code's delta_block): perplexity 37.1, 31.2, "
-        "29.2 against 38.7, 32.0, 29.7 at 220M, 533M, 1044M",
-        routing="add",
+    "delta_attnres": _DELTA_ATTNRES,
+    "delta_attnres_paper": replace(
+        _DELTA_ATTNRES,
+        summary="delta_attnres, reading the embedding and the sum of each finished block as soon as it is finished",
+        source=f"{_DELTA}, Delta Block as the text describes it; no figures of its own",
+        block_summary="sum",
+        late_blocks=False,
+        query_std=0.0,
     ),
     "attnres_low_rank": replace(
         _ATTNRES_BLOCK,

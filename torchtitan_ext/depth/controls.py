@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from torchtitan_ext.errors import UserError
+from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.sizes import Shape
 
 from . import initial, skips
@@ -22,6 +23,10 @@ from .decoder import DepthLayer
 from .pair import Pair, PairLink, PairStream
 from .state import Link, Site, Stream
 from .variant import Variant
+
+EMBEDDING_EPS = 1e-6
+"""Added to an embedding's mean square, which is 4e-4 at the start. The sources leave PyTorch's default, which is up to
+0.008 in bf16 but small beside their embeddings, drawn with standard deviation 0.8 or 1."""
 
 ValuePair = tuple[torch.Tensor, torch.Tensor | None]
 """The residual stream x [B, T, D], and the first layer's values [B, T, K, H] once there are any."""
@@ -49,58 +54,113 @@ class ScaledLink(PairLink):
         return (self.residual_scale * x_BTD + self.embedding_scale * embedding_BTD).to(x_BTD.dtype)
 
 
+class ScaledStream(PairStream):
+    """x_0, which is also where the residual stream starts, is the embedding, normalised if ``normalize``."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PairStream.Config):
+        normalize: bool
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.normalize = config.normalize
+
+    def start(self, x_BTD: torch.Tensor) -> Pair:
+        return super().start(F.rms_norm(x_BTD, x_BTD.shape[-1:], eps=EMBEDDING_EPS) if self.normalize else x_BTD)
+
+
 @dataclass(frozen=True)
 class ResidualScalars(Variant):
-    """x ← λ_l x + μ_l x_0 before layer l, with x_0 the embedding and two learned scalars per layer.
+    """x ← λ_l x + μ_l x_0 before layer l; x_0 is the RMS-normalised embedding, from which x starts too.
 
-    Sources: modded-nanogpt, records/track_1_short/2024-11-06_ShortcutsTweaks ("embed shortcut"; λ = 1, μ = 0 at the
-    start), and nanochat, nanochat/gpt.py (there λ from 1.15 to 1.05 and μ from 0.20 to 0.05 at the start) and
-    dev/LOG.md, 2026-01-11: −0.010, −0.008, −0.006 and −0.004 validation bits per byte at 8, 12, 16 and 20 layers,
-    and λ wants a learning rate 100 times smaller than μ. Here both have the model's (choice), and x_0 is the
-    embedding as the standard model has it, where both sources normalise it first (choice).
+    Sources: ``residual_scalars`` is modded-nanogpt's, records/track_1_short/2024-11-06_ShortcutsTweaks ("embed
+    shortcut"): λ = 1, μ = 0 at the start, both trained by Adam at 0.02 without decay, beside 0.02 for the matrices.
+    ``x0_lambdas`` is nanochat's, nanochat/gpt.py @92d63d4e8b: from the first layer to the last λ falls from 1.15 to
+    1.05 and μ from 0.20 to 0.05; Adam at 0.005 for λ, with decay 0.05, and at 0.5 for μ, without. Its dev/LOG.md,
+    2026-01-11, reports −0.010, −0.008, −0.006 and −0.004 validation bits per byte at 8, 12, 16 and 20 layers.
 
-    With the defaults the model starts as the standard one, to the bit.
+    In both, models without the scalars normalise the embedding as well; the standard model here does not. With
+    ``normalize`` false x_0 is the embedding as the standard model has it (ours), and with λ = 1 and μ = 0 the model
+    then starts as the standard one, to the bit.
+
+    Options: λ and μ at the start, in the first layer (``residual_start``, ``embedding_start``) and in the last
+    (``residual_end``, ``embedding_end``), with equal steps in between; ``normalize``.
     """
 
-    summary: str = "x ← λ x + μ x_0 before each layer, x_0 the embedding"
-    source: str = "modded-nanogpt 2024-11-06; nanochat gpt.py"
+    summary: str = "x ← λ x + μ x_0 before each layer, x_0 the normalised embedding; λ = 1, μ = 0 at the start"
+    source: str = "modded-nanogpt 2024-11-06"
     residual_start: float = 1.0
+    residual_end: float = 1.0
     embedding_start: float = 0.0
+    embedding_end: float = 0.0
+    normalize: bool = True
 
     def link(self, shape: Shape, layer: int) -> Link.Config:
-        starts = {"residual_scale": self.residual_start, "embedding_scale": self.embedding_start}
+        depth = layer / max(shape.layers - 1, 1)
+        starts = {
+            "residual_scale": self.residual_start + depth * (self.residual_end - self.residual_start),
+            "embedding_scale": self.embedding_start + depth * (self.embedding_end - self.embedding_start),
+        }
         return ScaledLink.Config(param_init={name: initial.constant(value) for name, value in starts.items()})
 
     def stream(self, shape: Shape) -> Stream.Config:
-        return PairStream.Config()
+        return ScaledStream.Config(normalize=self.normalize)
 
     def parameters(self, shape: Shape) -> int:
         return 2 * shape.layers
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
-        """Two multiplications and an addition per element and layer; three times that with the backward pass."""
-        return 3 * shape.layers * 3 * shape.width
+        """Two multiplications and an addition per element and layer, and three operations per element for the norm;
+        three times that with the backward pass."""
+        return 3 * (shape.layers + self.normalize) * 3 * shape.width
 
 
 # Value residual
 
 
+FORMS: dict[str, tuple[float, float]] = {
+    "identity": (0.5, 0.5),
+    "constant": (2.0, 1.0),
+    "learnable": (0.5, 0.5),
+    "sparse": (5.0, 1.0),
+    "learned_share": (0.5, 0.5),
+}
+"""λ_1 and λ_2, at the start if they are learned, by the form's name."""
+
+
 class ValueLink(Link):
-    """V' = (1 − λ) V + λ V_1, with V_1 the first layer's values."""
+    """V' = λ_1 V_1 + λ_2 V, with V_1 the first layer's values; of a layer that has no λ, V' = V.
+
+    ``weights`` are λ_1 and λ_2 where they are fixed; where they are learned, ``learned`` says which: "both", or the
+    "share" λ_1, which leaves λ_2 = 1 − λ_1.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Link.Config):
-        pass
+        weights: tuple[float, float] | None = None
+        learned: str = ""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.mix = nn.Parameter(torch.empty(1)) if config.param_init is not None else None
+        self.fixed, self.learned = config.weights, config.learned
+        if self.learned == "both":
+            self.first_scale, self.own_scale = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        elif self.learned == "share":
+            self.mix = nn.Parameter(torch.empty(1))
 
     def values(self, v_BTKH: torch.Tensor, first_BTKH: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """This layer's values, and the first layer's for the layers to come."""
-        if self.mix is None or first_BTKH is None:
+        if first_BTKH is None:
             return v_BTKH, v_BTKH
-        mixed_BTKH = (1 - self.mix) * v_BTKH + self.mix * first_BTKH
+        if self.learned == "both":
+            first, own = self.first_scale, self.own_scale
+        elif self.learned == "share":
+            first, own = self.mix, 1 - self.mix
+        elif self.fixed is not None:
+            first, own = self.fixed
+        else:
+            return v_BTKH, first_BTKH
+        mixed_BTKH = own * v_BTKH + first * first_BTKH
         return mixed_BTKH.to(v_BTKH.dtype), first_BTKH
 
 
@@ -137,28 +197,56 @@ class ValueResidualLayer(DepthLayer):
 
 @dataclass(frozen=True)
 class ValueResidual(Variant):
-    """V'_l = (1 − λ_l) V_l + λ_l V_1 in every layer after the first, V_1 the first layer's values, λ_l learned.
+    """V'_l = λ_1 V_1 + λ_2 V_l in every layer after the first, V_1 the first layer's values.
 
-    Source: Zhou et al., arXiv 2410.17897 (ResFormer: V'_l = ½ V_l + ½ V_1), with the learned λ_l of modded-nanogpt,
-    records/track_1_short/2024-11-06_ShortcutsTweaks, which starts at ½. The paper reports the same validation loss
-    with 16.1% fewer parameters or 20.3% fewer tokens for its best form.
+    Source: Zhou et al., arXiv 2410.17897. ``value_residual`` is what their code computes
+    (github.com/Zcchill/Value-Residual-Learning @95652f64ab, modeling_llama_resformer.py): λ_1 = λ_2 = ½, fixed.
 
-    With λ = ½ at the start, later layers attend to the mean of their values and the first layer's, so the model does
-    not start as the standard one; with ``start`` 0 it does, to the bit.
+    Options:
+        form: "identity" is the code's. The paper's others: "constant", λ_1 = 2, λ_2 = 1, fixed; "learnable", both
+            learned in each layer, ½ at the start; "sparse", λ_1 = 5, λ_2 = 1, fixed, in the last 3/8 of the layers
+            alone (the paper's best: layers 6 to 8 of 8; the share is our reading). "learned_share" is modded-nanogpt's
+            (``value_residual_learned``; records/track_1_short/2024-11-06_ShortcutsTweaks): one λ_1 is learned in each
+            layer, by Adam at 0.02 without decay, beside 0.02 for the matrices, and λ_2 = 1 − λ_1.
+        start: λ_1 of "learned_share" at the start; at 0 the model starts as the standard one, to the bit.
+
+    The paper's validation losses at 82M parameters and 20B tokens, as others quote them: 2.739 for the standard model,
+    2.712 "identity", 2.705 "learnable", 2.700 "constant", 2.687 "sparse". Its abstract reports the standard model's
+    loss with 16.1% fewer parameters or 20.3% fewer tokens, for a further form which is not here.
     """
 
-    summary: str = "the first layer's values mixed into every later layer's"
-    source: str = "Zhou et al., arXiv 2410.17897; modded-nanogpt 2024-11-06"
+    summary: str = "half of the first layer's values and half of its own, in every later layer"
+    source: str = "Zhou et al., arXiv 2410.17897 (ResFormer)"
+    form: str = "identity"
     start: float = 0.5
 
     def check(self, shape: Shape) -> None:
+        if self.form not in FORMS:
+            raise UserError(f"depth.form {self.form!r} is unknown; {nearest(self.form, FORMS)}")
+        if self.start != type(self).start and self.form != "learned_share":
+            raise UserError(
+                f"depth.start = {self.start} has no effect without depth.form: learned_share; set that, or leave it out"
+            )
         if shape.layers < 2:
             raise UserError(
                 "a value residual goes from the first layer to later ones; model.layers is 1, make it 2 or more"
             )
 
     def link(self, shape: Shape, layer: int) -> Link.Config:
-        return ValueLink.Config(param_init={"mix": initial.constant(self.start)} if layer > 0 else None)
+        if layer not in self._mixing(shape):
+            return ValueLink.Config()
+        first, own = FORMS[self.form]
+        if self.form == "learned_share":
+            return ValueLink.Config(learned="share", param_init={"mix": initial.constant(self.start)})
+        if self.form == "learnable":
+            starts = {"first_scale": initial.constant(first), "own_scale": initial.constant(own)}
+            return ValueLink.Config(learned="both", param_init=starts)
+        return ValueLink.Config(weights=(first, own))
+
+    def _mixing(self, shape: Shape) -> range:
+        """The layers that mix the first layer's values in."""
+        few = max(1, min(shape.layers - 1, round(3 / 8 * shape.layers)))
+        return range(shape.layers - few if self.form == "sparse" else 1, shape.layers)
 
     def stream(self, shape: Shape) -> Stream.Config:
         return ValueStream.Config()
@@ -167,15 +255,28 @@ class ValueResidual(Variant):
         return ValueResidualLayer.Config(**parts, link=self.link(shape, layer))
 
     def parameters(self, shape: Shape) -> int:
-        return shape.layers - 1
+        return {"learnable": 2, "learned_share": 1}.get(self.form, 0) * (shape.layers - 1)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
-        """Two multiplications and an addition per value and layer; three times that with the backward pass."""
-        return 3 * (shape.layers - 1) * 3 * shape.kv_heads * shape.head_dim
+        """Two multiplications and an addition per value and mixing layer; three times that with the backward pass."""
+        return 3 * len(self._mixing(shape)) * 3 * shape.kv_heads * shape.head_dim
 
 
 NAMED: dict[str, Variant] = {
     "residual_scalars": ResidualScalars(),
+    "x0_lambdas": ResidualScalars(
+        summary="x ← λ x + μ x_0 before each layer, x_0 the normalised embedding; λ from 1.15, μ from 0.2 at the start",
+        source="nanochat gpt.py; its log: -0.010 to -0.004 validation bits per byte from 8 to 20 layers",
+        residual_start=1.15,
+        residual_end=1.05,
+        embedding_start=0.2,
+        embedding_end=0.05,
+    ),
     "value_residual": ValueResidual(),
+    "value_residual_learned": ValueResidual(
+        summary="the first layer's values mixed into every later layer's, with one learned share per layer",
+        source="modded-nanogpt 2024-11-06, after Zhou et al., arXiv 2410.17897",
+        form="learned_share",
+    ),
     **skips.NAMED,
 }

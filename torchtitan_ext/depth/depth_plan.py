@@ -68,13 +68,15 @@ class DepthPlan:
     Attributes:
         layers, outputs_per_layer: the outputs there are; 1 or 2 per layer.
         block_size: outputs per block.
-        mean: a block stands for the mean of its outputs, not the sum.
+        mean: a block stands for the mean of its outputs; else for what the state keeps, undivided.
         window: how many of the most recent outputs are sources of their own as well.
         nearest, every: of the embedding and the finished blocks, numbered from 0, keep the ``nearest`` newest and every
             ``every``-th; 1 and 1 keep all.
         beside_sum: the running sum of all outputs is kept beside the read, which then needs neither the unfinished
             block nor a last read for the final norm.
-        query_layers: how many layers share one query; 0 for a query per read. The last read always has its own.
+        query_span: reads whose positions have the same quotient by this share one query; 0 for a query per read. The
+            last read always has its own.
+        late: the read that is made when a block is finished does not see that block yet.
     """
 
     layers: int
@@ -85,7 +87,13 @@ class DepthPlan:
     nearest: int
     every: int
     beside_sum: bool
-    query_layers: int
+    query_span: int
+    late: bool = False
+
+    def begins_group(self, outputs: int) -> bool:
+        """Whether the read made when there are ``outputs`` outputs is the first to see the newest finished block; the
+        ``block_size`` reads from there on see the same finished blocks."""
+        return (outputs - self.late) % self.block_size == 0
 
     def reads(self) -> tuple[Read, ...]:
         """Every read of the model in order; read number i is made when there are i outputs."""
@@ -97,8 +105,8 @@ class DepthPlan:
             sources = self.sources(position)
             if len(sources) > 1:
                 share = position
-                if self.query_layers and position < outputs:
-                    share = -1 - position // self.outputs_per_layer // self.query_layers
+                if self.query_span and position < outputs:
+                    share = -1 - position // self.query_span
                 query_row = shares.setdefault(share, len(shares))
                 reads.append(Read(position, sources, row, query_row))
                 row += 1
@@ -111,6 +119,8 @@ class DepthPlan:
         if self.beside_sum and not outputs:
             return ()
         finished, unfinished = divmod(outputs, self.block_size)
+        if self.late and not unfinished:
+            finished -= 1
         found = [
             Source(
                 Place.FINISHED, block, self._scale(self.block_size) if block else 1.0, block, block * self.block_size

@@ -21,10 +21,10 @@ from .variant import Variant
 _CHOICES = {
     "granularity": ("layer", "sublayer"),
     "source_kind": ("delta", "state"),
-    "block_summary": ("mean", "sum"),
+    "block_summary": ("mean", "sum", "alternating"),
     "query_scale": ("one", "inverse_sqrt"),
     "read_scale": ("one", "sources"),
-    "query_share": ("read", "group", "all"),
+    "query_share": ("read", "block", "group", "all"),
     "key_gain": ("read", "block"),
     "position": ("none", "linear", "rotary"),
     "routing": ("replace", "add"),
@@ -39,6 +39,7 @@ _NEEDS = {
     "slope": ("position", "linear"),
     "nearest": ("sparse", True),
     "every": ("sparse", True),
+    "late_blocks": ("routing", "add"),
 }
 """Options that mean something only when another has a certain value."""
 
@@ -53,15 +54,17 @@ class DepthReadOptions(Variant):
         source_kind: "delta": an output is what the layer (or sublayer) adds; "state": its input plus that.
         block_size: outputs per block; 1 makes every output its own source; 0 where ``blocks`` says it.
         blocks: about how many blocks, each of ceil(layers / blocks) whole layers; 0 where ``block_size`` says it.
-        block_summary: a block stands for the "mean" or the "sum" of its outputs.
+        block_summary: a block stands for the "mean" or the "sum" of its outputs; or, "alternating", number k for
+            s_k = x − s_(k−1), x the running sum at its end and s_0 the embedding (``delta_attnres``).
         window: how many of the most recent outputs are sources of their own as well, whether or not they are in the
             unfinished block too.
         query_scale: what the learned vector is multiplied with to give the query: "one", as the published code has it,
             or "inverse_sqrt", K^(-1/2) (ours), with which a step of Adam moves the query √K times less.
         read_scale: what a read is multiplied with: "one", as published, or the number of its "sources" (ours), with
             which reads of equal weights are the sum of their sources.
-        query_share: a query per "read", per "group" of ``query_group`` layers, or one for "all"; the last read, which
-            feeds the final norm, has its own in any case (choice).
+        query_share: a query per "read", per "block" (for the reads made while it is the unfinished one), per "group" of
+            ``query_group`` layers, or one for "all"; the last read, which feeds the final norm, has its own in any case
+            (choice).
         query_group: layers in a group.
         query_rank: rank of the part of the query that depends on the newest source, which is the unfinished block or
             the last finished one (choice: the layer's input is known only after the read); 0 for none.
@@ -77,6 +80,8 @@ class DepthReadOptions(Variant):
         key_fraction: the same as a fraction of D.
         routing: "replace": h is the read; "add": h is the running sum of all outputs plus the read, which then leaves
             out the unfinished block; the first read has no source and the final norm gets the running sum.
+        late_blocks: with ``routing`` "add", the read that is made when a block is finished does not see it yet.
+        query_std: standard deviation of the queries at first; 0 starts every read at the mean of its sources.
         backend: which implementation does the reads on a GPU, one of ``torchtitan_ext.ops.backends``; "auto" takes what
             measures fastest. On a CPU they are PyTorch's in any case.
     """
@@ -104,6 +109,8 @@ class DepthReadOptions(Variant):
     key_rank: int = 0
     key_fraction: float = 1.0
     routing: str = "replace"
+    late_blocks: bool = False
+    query_std: float = 0.0
     backend: str = AUTO
 
     def check(self, shape: Shape) -> None:
@@ -133,6 +140,13 @@ class DepthReadOptions(Variant):
                 f"depth.window = {self.window} adds nothing to blocks of 1, where every output is a source already; "
                 "set depth.window to 0 or depth.block_size to 2 or more"
             )
+        if self.block_summary == "alternating" and (self.routing != "add" or self.source_kind != "delta"):
+            raise UserError(
+                "depth.block_summary = 'alternating' is made from the running sum, which is there with depth.routing: "
+                "add and depth.source_kind: delta alone; set those, or choose mean or sum"
+            )
+        if self.query_std < 0:
+            raise UserError(f"depth.query_std = {self.query_std} is a standard deviation; choose 0 or more")
         if self.query_share == "group":
             _within("query_group", self.query_group, 2, shape.layers, f"the model has {shape.layers} layers")
         _within("query_rank", self.query_rank, 0, shape.width, f"the model's width is {shape.width}")
@@ -225,16 +239,19 @@ class DepthReadOptions(Variant):
     def plan(self, shape: Shape) -> DepthPlan:
         """Which sources each read sees in a model of ``shape``."""
         per_layer = self.outputs_per_layer
+        block_size = self.block_size or per_layer * -(-shape.layers // self.blocks)
+        spans = {"read": 0, "block": block_size, "group": self.query_group * per_layer, "all": shape.layers * per_layer}
         return DepthPlan(
             layers=shape.layers,
             outputs_per_layer=per_layer,
-            block_size=self.block_size or per_layer * -(-shape.layers // self.blocks),
+            block_size=block_size,
             mean=self.block_summary == "mean",
             window=self.window,
             nearest=self.nearest if self.sparse else 1,
             every=self.every if self.sparse else 1,
             beside_sum=self.routing == "add",
-            query_layers={"read": 0, "group": self.query_group, "all": shape.layers}[self.query_share],
+            query_span=spans[self.query_share],
+            late=self.late_blocks,
         )
 
     def sources_per_read(self, shape: Shape) -> list[int]:

@@ -7,22 +7,25 @@ it, GRU-style, from the input of its feed-forward::
 
     K' = K + W_km M            V' = V + W_vm M                          (before rotary positions; Q stays as it is)
     x ← x + A(Q, K', V')       h = n2(x)
-    g = σ(W_g h + b_g)         c = tanh(W_m h + b_m)                    M ← g ⊙ M + (1 − g) ⊙ c
+    g = σ(W_g h)               c = tanh(W_m h)                          M ← g ⊙ M + (1 − g) ⊙ c
     x ← x + F(h)
 
-Source: "Adding a 4th Signal to Transformer Attention" (G. Seckin 2025: a nanoGPT fork and its report; sections 2 and
-3 give these formulas, the fused W_kvm without and W_gm with bias). It reports, at 1.2M parameters on character-level
-Shakespeare: perplexity −4.2% over 8 seeds against a model of the same size (paired t = −9.04); validation loss 1.688
-for this, 1.732 for the standard model, 1.770 for the detached control (3 seeds); 9–19% more time per step; and 1.3%
-worse than the standard model given the same time.
+Source: "Adding a 4th Signal to Transformer Attention" (G. Seckin 2026) and its code, a nanoGPT fork
+(github.com/guvense/nanoGPT-mgate @263a17a04a, model.py). It reports, at 1.2M parameters on character-level Shakespeare:
+perplexity −4.2% over 8 seeds against a model of the same size (paired t = −9.04); validation loss 1.688 for this, 1.732
+for the standard model, 1.770 for the detached control (3 seeds); 9–19% more time per step; and 1.3% worse than the
+standard model given the same time.
+
+As in the code, all matrices start from a normal distribution with standard deviation 0.02, and W_kvm has no bias: W_kvm
+M is small at the start because M is. The formulas of the report give the gate biases b_g and b_m; the code gives W_gm a
+bias where nanoGPT's other matrices have one, which in its runs, as here, is nowhere. ``gate_bias`` adds them, zero at
+the start. ``zero_start`` starts the projection at zero (ours): the model then starts as the standard one, to the bit.
 
 Where the source is silent, or was changed:
 
-- W_kvm starts at zero (choice: every variant here starts as the standard model where its form allows it); W_g and
-  W_m as any other matrix, b_g and b_m at zero (choice: nanoGPT's default).
 - K and V are biased before rotary positions (choice: the source's nanoGPT has learned positions).
-- The first layer has no W_kvm and the last no W_gm (choice). The source has both, but M_0 = 0 leaves nothing to
-  project and nobody reads the last M: weights that never move, and time.
+- The first layer has no W_kvm and the last no W_gm. The source has both, but M_0 = 0 leaves nothing to project and
+  nobody reads the last M: weights that never move, and time.
 - The source names four attempts and describes two. ``query`` and ``output`` stand for the other two (choice).
 """
 
@@ -165,12 +168,14 @@ class GatedState(Variant):
 
     Options:
         inject: ``key_value`` (W_kvm: D → 2·K·H), ``query`` (Q' = Q + W_qm M, D → N·H), ``output`` (y + W_om M after
-            the output projection, D → D; choice), all zero at the start, so that the model starts as the standard
-            one, to the bit; or ``multiply`` (y ⊙ M after the output projection; choice), which has no weights.
+            the output projection, D → D; choice); or ``multiply`` (y ⊙ M after the output projection; choice), which
+            has no weights.
         detach: no gradient from a layer's reading of M to the layers that made it: the source's control. The forward
             pass is the same. Nothing but those reads leads to W_gm, so W_gm keeps its initial values, as it does in
             the source.
         around_one: y ⊙ (1 + M) in place of y ⊙ M, for ``multiply`` alone.
+        gate_bias: W_gm has the biases b_g and b_m.
+        zero_start: W_kvm, W_qm or W_om is zero at the start.
 
     ``multiply`` is the failure that the source documents. M_0 = 0, so the first layer's attention adds nothing and
     learns nothing for the whole of training: its gradient is zero. In the layers after it M is small (|M| ≤ (1 −
@@ -180,10 +185,12 @@ class GatedState(Variant):
     """
 
     summary: str = "a per-token state M under a GRU-style gate, added to keys and values"
-    source: str = "Seckin 2025, Adding a 4th Signal to Transformer Attention (nanoGPT fork)"
+    source: str = "Seckin 2026, Adding a 4th Signal to Transformer Attention (github.com/guvense/nanoGPT-mgate)"
     inject: str = "key_value"
     detach: bool = False
     around_one: bool = False
+    gate_bias: bool = False
+    zero_start: bool = False
 
     def check(self, shape: Shape) -> None:
         if self.inject not in INJECTIONS:
@@ -192,6 +199,10 @@ class GatedState(Variant):
             raise UserError(
                 f"depth.around_one changes what depth.inject: multiply does, but depth.inject is {self.inject}; "
                 "leave out depth.around_one or set depth.inject: multiply"
+            )
+        if self.zero_start and self.inject == "multiply":
+            raise UserError(
+                "depth.zero_start is about the projection of M, and depth.inject: multiply has none; leave it out"
             )
         if shape.layers < 2:
             raise UserError("a gated state passes from one layer to the next; model.layers is 1, make it 2 or more")
@@ -204,15 +215,19 @@ class GatedState(Variant):
     def link(self, shape: Shape, layer: int) -> Link.Config:
         projection = gate = None
         if self._widths(shape) and layer > 0:
+            start = initial.zeros if self.zero_start else initial.normal(INIT_STD)
             projection = Linear.Config(
-                in_features=shape.width, out_features=self._widths(shape), param_init={"weight": initial.zeros}
+                in_features=shape.width, out_features=self._widths(shape), param_init={"weight": start}
             )
         if layer < shape.layers - 1:
             gate = Linear.Config(
                 in_features=shape.width,
                 out_features=2 * shape.width,
-                bias=True,
-                param_init={"weight": initial.normal(INIT_STD), "bias": initial.zeros},
+                bias=self.gate_bias,
+                param_init={
+                    "weight": initial.normal(INIT_STD),
+                    **({"bias": initial.zeros} if self.gate_bias else {}),
+                },
             )
         return GatedStateLink.Config(
             inject=self.inject, detach=self.detach, around_one=self.around_one, projection=projection, gate=gate
@@ -230,7 +245,7 @@ class GatedState(Variant):
 
     def _gates(self, shape: Shape) -> int:
         """Parameters of all W_gm and their biases."""
-        return (shape.layers - 1) * 2 * shape.width * (shape.width + 1)
+        return (shape.layers - 1) * 2 * shape.width * (shape.width + self.gate_bias)
 
     def without_gradient(self, shape: Shape) -> int:
         """With ``detach`` the gates. With ``multiply`` the first layer's attention and its norm, since y ⊙ M_0 = 0."""
@@ -242,18 +257,18 @@ class GatedState(Variant):
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """nanoGPT's rule: matrices are decayed as all others are, biases are not."""
-        biases = 2 * shape.width * (shape.layers - 1)
-        return (
-            Group("gate_biases", r"\.link\.gate\.bias$", biases, weight_decay=0.0),
-            Group("gates", r"\.link\.(gate|projection)\.weight$", self.parameters(shape) - biases),
-        )
+        biases = 2 * shape.width * (shape.layers - 1) * self.gate_bias
+        gates = Group("gates", r"\.link\.(gate|projection)\.weight$", self.parameters(shape) - biases)
+        if not biases:
+            return (gates,)
+        return (Group("gate_biases", r"\.link\.gate\.bias$", biases, weight_decay=0.0), gates)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Matrices: 2·in·out forward, and as much again for each gradient that is needed. Elementwise operations, σ and
         tanh among them: one per element forward and two backward."""
         width, out = shape.width, self._widths(shape)
         read_matrix, read_rest = 2 * width * out, out
-        gate_matrix, gate_rest = 4 * width * width, 8 * width
+        gate_matrix, gate_rest = 4 * width * width, (6 + 2 * self.gate_bias) * width
         # In every layer, with nothing to project.
         multiplied = (3 * shape.layers * width * (1 + self.around_one)) if self.inject == "multiply" else 0
         if self.detach:

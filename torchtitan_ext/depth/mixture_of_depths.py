@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import FlexAttention
 
-from torchtitan_ext.errors import UserError
+from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.ops import moda
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
@@ -26,6 +27,9 @@ from .variant import Variant
 DepthCache = tuple[torch.Tensor, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 """The residual stream x [B, T, D], and the keys and the values [B, T, K, H] that layers have written so far, the
 oldest first."""
+
+NORMS = ("post", "pre", "reordered")
+"""Where a sublayer f has its norm n: x ← n(x + f(x)), x ← x + f(n(x)), or x ← x + n(f(x))."""
 
 
 class DepthCacheLink(Link):
@@ -46,7 +50,7 @@ class DepthCacheLink(Link):
         self.feed_forward_kv = config.feed_forward_kv.build() if config.feed_forward_kv is not None else None
 
     def key_value(self, h_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The feed-forward's key (before rotary positions) and value, each [B, T, K, H], from its input."""
+        """The feed-forward's key and value, each [B, T, K, H], from its input."""
         assert self.feed_forward_kv is not None
         # Two products with the halves of one matrix: halves of one product would be views with strides of their own,
         # which compiled code tells from the attention's keys and values.
@@ -79,7 +83,8 @@ class MixtureOfDepthsLayer(DepthLayer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(DepthLayer.Config):
-        post_norm: bool
+        norm_place: str
+        rotated_keys: bool
 
     sublayers: ClassVar[tuple[str, ...]] = ("before_softmax", "after_softmax")
     kernels: ClassVar[tuple[str, ...]] = ("depth_forward", "depth_backward")
@@ -89,15 +94,16 @@ class MixtureOfDepthsLayer(DepthLayer):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.post_norm = config.post_norm
+        self.norm_place, self.rotated_keys = config.norm_place, config.rotated_keys
 
     def before_softmax(
         self, x_BTD: torch.Tensor, positions: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated queries [B, T, N, H] and keys, and values, [B, T, K, H]."""
-        h_BTD = x_BTD if self.post_norm else self.attention_norm(x_BTD)
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rotated queries [B, T, N, H] and keys, values, and keys that are not rotated, [B, T, K, H]."""
+        h_BTD = self.attention_norm(x_BTD) if self.norm_place == "pre" else x_BTD
         q_BTNH, k_BTKH, v_BTKH = project(self.attention, h_BTD)
-        return *self.attention.rope(q_BTNH, k_BTKH, positions), v_BTKH
+        q_BTNH, rotated_BTKH = self.attention.rope(q_BTNH, k_BTKH, positions)
+        return q_BTNH, rotated_BTKH, v_BTKH, k_BTKH
 
     def softmax(
         self,
@@ -139,25 +145,30 @@ class MixtureOfDepthsLayer(DepthLayer):
 
     def after_softmax(self, x_BTD: torch.Tensor, heads_BTNH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream after the layer, and the feed-forward's input, [B, T, D]."""
-        y_BTD = output(self.attention, heads_BTNH)
-        x_BTD = x_BTD + (self.attention_norm(y_BTD) if self.post_norm else y_BTD)
-        h_BTD = x_BTD if self.post_norm else self.ffn_norm(x_BTD)
-        y_BTD = self.feed_forward(h_BTD)
-        return x_BTD + (self.ffn_norm(y_BTD) if self.post_norm else y_BTD), h_BTD
+        x_BTD = self.add(x_BTD, output(self.attention, heads_BTNH), self.attention_norm)
+        h_BTD = self.ffn_norm(x_BTD) if self.norm_place == "pre" else x_BTD
+        return self.add(x_BTD, self.feed_forward(h_BTD), self.ffn_norm), h_BTD
+
+    def add(self, x_BTD: torch.Tensor, y_BTD: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+        """The residual stream after a sublayer that gave y."""
+        if self.norm_place == "post":
+            return norm(x_BTD + y_BTD)
+        return x_BTD + (norm(y_BTD) if self.norm_place == "reordered" else y_BTD)
 
     def forward(self, state: DepthCache, attention_masks: Any, positions: torch.Tensor | None = None) -> DepthCache:
         x_BTD, keys, values = state
-        q_BTNH, k_BTKH, v_BTKH = self.before_softmax(x_BTD, positions)
+        q_BTNH, k_BTKH, v_BTKH, unrotated_BTKH = self.before_softmax(x_BTD, positions)
         heads_BTNH = self.softmax(q_BTNH, k_BTKH, v_BTKH, keys, values, attention_masks)
         if keys:
             note("depth_key_mass", lambda: self.depth_mass(q_BTNH, k_BTKH, keys, attention_masks))
         x_BTD, h_BTD = self.after_softmax(x_BTD, heads_BTNH)
         if self.link.writes:
-            keys, values = (*keys, k_BTKH), (*values, v_BTKH)
+            keys, values = (*keys, k_BTKH if self.rotated_keys else unrotated_BTKH), (*values, v_BTKH)
         if self.link.feed_forward_kv is not None:
             k_BTKH, v_BTKH = self.link.key_value(h_BTD)
-            # rope turns queries and keys together; with no queries here, one head of the keys stands in.
-            _, k_BTKH = self.attention.rope(k_BTKH[:, :, :1], k_BTKH, positions)
+            if self.rotated_keys:
+                # rope turns queries and keys together; with no queries here, one head of the keys stands in.
+                _, k_BTKH = self.attention.rope(k_BTKH[:, :, :1], k_BTKH, positions)
             keys, values = (*keys, k_BTKH), (*values, v_BTKH)
         return x_BTD, keys, values
 
@@ -166,43 +177,54 @@ class MixtureOfDepthsLayer(DepthLayer):
 class MixtureOfDepths(Variant):
     """One softmax over {the sequence's keys at this layer} ∪ {keys that earlier layers wrote at this token}.
 
-    Zhu et al., arXiv 2603.15619, section 2.2 (read, operate, write), algorithm 1 and figure 1. With E entries in the
-    cache::
+    Zhu et al., arXiv 2603.15619, section 2.2 (read, operate, write) and algorithm 1, as their language model has it:
+    github.com/hustvl/MoDA @992a275081, language_tasks/BlaGPT/bla_gpt/bla_gpt_moda_depth_scaling.py. With R_t the
+    rotary turn at position t and E entries in the cache, which a head reads at its own token alone::
 
-        o_t = softmax([q_t·k_1 … q_t·k_t, q_t·k⁰_t … q_t·k^(E−1)_t] / √H) [v_1 … v_t, v⁰_t … v^(E−1)_t]
+        o_t = softmax([R_t q_t·R_1 k_1 … R_t q_t·R_t k_t, R_t q_t·k⁰_t … R_t q_t·k^(E−1)_t] / √H)
+              [v_1 … v_t, v⁰_t … v^(E−1)_t]
+        x ← n1(x + A(x))      x ← n2(x + F(x))
+
+    A layer reads first and then writes its attention's k_t and v_t, before rotary positions, and W_kv h, with h the
+    feed-forward's input and a matrix D → 2·K·H of its own (the paper's default: table 3, row 4).
 
     Options:
-        write_every: layers 0, s, 2s … write; 1 for every layer, as in the paper. The last layer never does: nobody
+        write_every: layers 0, s, 2s … write; 1 for every layer, as in the code. The last layer never does: nobody
             reads it.
-        feed_forward_writes: a layer that writes also writes a key and a value of its feed-forward, W_kv h with h the
-            feed-forward's input and a matrix D → 2·K·H of its own. The paper's default (table 3, row 4).
-        post_norm: x + norm(sublayer(x)) in place of x + sublayer(norm(x)), with the same parameters.
+        feed_forward_writes: whether a layer that writes also writes W_kv h.
+        norm: "post", as above, is the code's; "pre", x + f(n(x)), is what the paper compares it with, and the model
+            that other variants are compared with (``moda_pre_norm``); "reordered", x + n(f(x)), is OLMo 2's.
+        rotated_keys: cached keys are turned like the query (ours). A query and a key of one token are then turned by
+            the same angle, so that a depth logit is ⟨q_t, k_t⟩, whatever the position; in the code it depends on it.
 
-    The paper reports, with the OLMo 2 recipe over 400B tokens: C4 validation perplexity 18.21 against 18.59 at 700M
-    (18.48 without the feed-forward's keys; 18.31 for a standard model of the same size), mean perplexity 13.47
-    against 13.67 and mean accuracy of 10 tasks 64.39 against 62.28 at 1.5B, for 3.7% more FLOPs; at 48 layers of
-    width 384, validation loss 3.3656 against 3.3800 with pre-norm, 3.3484 against 3.4062 with post-norm; its fused
-    kernel takes 2.7% (64k tokens) to 26% (4k) longer than FlashAttention-2.
+    The paper reports, on FineWeb-Edu at 48 layers of width 384 (table 6), validation loss 3.3484 post-norm (3.3653
+    without the feed-forward's entries, 3.4062 without any), and 3.3656 pre-norm (3.3759, 3.3800). With the OLMo 2
+    recipe over 400B tokens (tables 3 to 5), whose norms are reordered (the paper does not say whether it kept
+    them): C4 validation perplexity 18.21 against 18.59 at 700M (18.48 without the feed-forward's entries; 18.31 for a
+    larger standard model), mean perplexity 13.47 against 13.67 and mean accuracy of 10 tasks 64.39 against 62.28 at
+    1.5B, for 3.7% more FLOPs. Its fused kernel takes 2.7% (64k tokens) to 26% (4k) longer than FlashAttention-2.
 
-    Where the paper is silent:
-
-    - Depth keys are those after rotary positions, the feed-forward's rotated too (choice). A query and a key of the
-      same token are turned by the same angle, so the rotation cancels and a depth logit is ⟨q, k⟩ before rotation:
-      content alone.
-    - Pre-norm is the default here (choice: figure 1 draws it, and the model it is compared with has it). Post-norm
-      is OLMo 2's, on the sublayer's output before it is added (choice: the paper's baseline); the feed-forward's key
-      is then made from x itself.
-    - W_kv starts like any other projection into a layer (choice). Nothing starts at zero, so the model differs from
-      the standard one from the first step on; its first layer does not.
+    W_kv starts like any other projection into a layer (normal, 0.02; no biases, as nowhere in the models here). The
+    code's models normalise queries and keys per head, cached keys by the norm of the layer that reads them; the models
+    here have no such norm. Nothing starts at zero, so that the model differs from the standard one from the first step
+    on; the first layer of ``moda_pre_norm`` does not.
     """
 
-    summary: str = "each head attends to its sequence and to earlier layers' keys at the same token, in one softmax"
-    source: str = "Zhu et al., arXiv 2603.15619"
+    summary: str = (
+        "each head attends to its sequence and to earlier layers' keys at its token, in one softmax; post-norm"
+    )
+    source: str = (
+        "Zhu et al., arXiv 2603.15619; github.com/hustvl/MoDA, language_tasks: validation loss 3.3484 against "
+        "3.4062 post-norm without depth keys (48 layers, width 384)"
+    )
     write_every: int = 1
     feed_forward_writes: bool = True
-    post_norm: bool = False
+    norm: str = "post"
+    rotated_keys: bool = False
 
     def check(self, shape: Shape) -> None:
+        if self.norm not in NORMS:
+            raise UserError(f"depth.norm {self.norm!r} is unknown; {nearest(self.norm, NORMS)}")
         if shape.layers < 2:
             raise UserError("mixture-of-depths attention reads earlier layers; model.layers is 1, make it 2 or more")
         if not 1 <= self.write_every < shape.layers:
@@ -229,7 +251,9 @@ class MixtureOfDepths(Variant):
         return DepthCacheStream.Config()
 
     def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
-        return MixtureOfDepthsLayer.Config(**parts, link=self.link(shape, layer), post_norm=self.post_norm)
+        return MixtureOfDepthsLayer.Config(
+            **parts, link=self.link(shape, layer), norm_place=self.norm, rotated_keys=self.rotated_keys
+        )
 
     def parameters(self, shape: Shape) -> int:
         matrix = 2 * shape.width * shape.kv_heads * shape.head_dim
@@ -237,7 +261,7 @@ class MixtureOfDepths(Variant):
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """4·N·H for each entry that a layer reads, N·H for scaling the sequence part of a layer that reads any,
-        2·in·out for W_kv and 3·K·H for turning its key; three times that with the backward pass."""
+        2·in·out for W_kv and 3·K·H for turning its key, if it is turned; three times that with the backward pass."""
         heads, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         per_writer = 2 if self.feed_forward_writes else 1
         flops = 0
@@ -245,8 +269,16 @@ class MixtureOfDepths(Variant):
             entries = per_writer * sum(writer < layer for writer in self._writers(shape))
             flops += 4 * heads * entries + heads
         if self.feed_forward_writes:
-            flops += len(self._writers(shape)) * (4 * shape.width * kv_width + 3 * kv_width)
+            turned = 3 * kv_width if self.rotated_keys else 0
+            flops += len(self._writers(shape)) * (4 * shape.width * kv_width + turned)
         return 3 * flops
 
 
-NAMED: dict[str, Variant] = {"moda": MixtureOfDepths()}
+NAMED: dict[str, Variant] = {
+    "moda": MixtureOfDepths(),
+    "moda_pre_norm": MixtureOfDepths(
+        summary="moda in pre-norm layers, as the standard model has them",
+        source="Zhu et al., arXiv 2603.15619, table 6: validation loss 3.3656 against 3.3800 (48 layers, width 384)",
+        norm="pre",
+    ),
+}

@@ -125,34 +125,34 @@ def test_a_variant_has_the_same_logits(variant: str, make_run: MakeRun, depth_ex
 
 
 @pytest.fixture(scope="module")
-def blocks(
+def windowed(
     make_run: MakeRun, depth_export: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunFolder, Path]:
-    folder = make_run("blocks", "--model.variant", "control_block", "--depth.block_size", "1")
-    out = tmp_path_factory.mktemp("variants") / "blocks"
+    folder = make_run("windowed", "--model.variant", "control_block", "--depth.window", "2")
+    out = tmp_path_factory.mktemp("variants") / "windowed"
     depth_export(folder.path, "--out", out)
     return folder, out
 
 
 @torch.no_grad()
-def test_a_variants_options_reach_the_exported_model(blocks: tuple[RunFolder, Path]) -> None:
-    folder, out = blocks
+def test_a_variants_options_reach_the_exported_model(windowed: tuple[RunFolder, Path]) -> None:
+    folder, out = windowed
     model = load(out, trust_remote_code=True)
     ours = restore(folder, device=torch.device("cpu")).model
     torch.testing.assert_close(model(tokens()).logits, ours(tokens()), rtol=0, atol=1e-5)
     config = json.loads((out / "config.json").read_text())
-    assert config["depth"] == {"block_size": 1}
+    assert config["depth"] == {"window": 2}
     # The option counts: without it the model is another one.
     del config["depth"]
     (out / "config.json").write_text(json.dumps(config))
     other = load(out, trust_remote_code=True)(tokens()).logits
-    (out / "config.json").write_text(json.dumps({**config, "depth": {"block_size": 1}}))
+    (out / "config.json").write_text(json.dumps({**config, "depth": {"window": 2}}))
     assert (other - model(tokens()).logits).abs().max() > 1e-2
 
 
 @torch.no_grad()
-def test_a_variant_generates_rows_of_different_lengths_as_it_does_alone(blocks: tuple[RunFolder, Path]) -> None:
-    model = load(blocks[1], trust_remote_code=True)
+def test_a_variant_generates_rows_of_different_lengths_as_it_does_alone(windowed: tuple[RunFolder, Path]) -> None:
+    model = load(windowed[1], trust_remote_code=True)
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     alone = [model.generate(tokens(1, length), **options)[0, length:].tolist() for length in (5, 9)]
     rows = torch.cat([torch.zeros(1, 4, dtype=torch.long), tokens(1, 5)], dim=1), tokens(1, 9)
@@ -162,8 +162,8 @@ def test_a_variant_generates_rows_of_different_lengths_as_it_does_alone(blocks: 
     assert together == alone
 
 
-def test_a_variant_has_a_loss_and_can_be_saved_again(blocks: tuple[RunFolder, Path], tmp_path: Path) -> None:
-    model = load(blocks[1], trust_remote_code=True)
+def test_a_variant_has_a_loss_and_can_be_saved_again(windowed: tuple[RunFolder, Path], tmp_path: Path) -> None:
+    model = load(windowed[1], trust_remote_code=True)
     output = model(tokens(), labels=tokens())
     logits = output.logits[:, :-1].flatten(0, 1).double()
     expected = torch.nn.functional.cross_entropy(logits, tokens()[:, 1:].flatten())
@@ -173,8 +173,8 @@ def test_a_variant_has_a_loss_and_can_be_saved_again(blocks: tuple[RunFolder, Pa
     assert torch.equal(again(tokens()).logits, output.logits)
 
 
-def test_a_variant_refuses_more_tokens_than_it_has_positions(blocks: tuple[RunFolder, Path]) -> None:
-    model = load(blocks[1], trust_remote_code=True)
+def test_a_variant_refuses_more_tokens_than_it_has_positions(windowed: tuple[RunFolder, Path]) -> None:
+    model = load(windowed[1], trust_remote_code=True)
     with pytest.raises(ValueError, match=r"65 tokens are more than config\.max_position_embeddings, 64"):
         model(tokens(1, SEQ_LEN + 1))
 
@@ -188,7 +188,7 @@ def test_without_a_folder_it_goes_into_the_runs_own(make_run: MakeRun, depth_exp
 
 
 def test_a_variant_says_what_it_needs_where_the_package_is_missing(
-    blocks: tuple[RunFolder, Path], monkeypatch: pytest.MonkeyPatch
+    windowed: tuple[RunFolder, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Nowhere(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, *unused: object) -> None:
@@ -198,4 +198,4 @@ def test_a_variant_says_what_it_needs_where_the_package_is_missing(
     monkeypatch.delitem(sys.modules, "torchtitan_ext")
     monkeypatch.setattr(sys, "meta_path", [Nowhere(), *sys.meta_path])
     with pytest.raises(ImportError, match=r"packages that were not found in your environment: torchtitan_ext\. Run"):
-        load(blocks[1], trust_remote_code=True)
+        load(windowed[1], trust_remote_code=True)

@@ -108,10 +108,8 @@ def test_what_a_variant_adds_begins_as_in_any_run(
     gate = llama.state_dict()["model.layers.2.mlp.gate_proj.weight"]
     assert torch.equal(state["layers.2.feed_forward.w1.weight"], gate)
     added = {name: tensor for name, tensor in state.items() if ".link." in name or name.startswith("stream.")}
-    assert len(added) == 9
-    random = [name for name, tensor in added.items() if tensor.std() > 0]
-    assert random
-    for name in random:
+    assert len(added) == 6
+    for name in added:
         drawn = torch.empty_like(added[name])
         torch.nn.init.trunc_normal_(drawn, std=0.02, a=-0.06, b=0.06, generator=initial.generator_for(5, name))
         torch.testing.assert_close(added[name] / added[name].std(), drawn / drawn.std())
