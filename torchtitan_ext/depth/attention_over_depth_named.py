@@ -145,7 +145,9 @@ NAMED: dict[str, AttentionOverDepth] = {
     "attnres_low_rank": replace(
         _ATTNRES_BLOCK,
         summary="attnres_block, with keys from the last quarter of each source's coordinates",
-        source="output-tail keys of github.com/jon123boss/LR-AttnRes (2026-06), no figures; D/4 (choice)",
+        source="output-tail keys of github.com/jon123boss/LR-AttnRes (2026-06), with its factor K^-1/2 on the query; "
+        "no figures; D/4 (choice)",
         key_fraction=0.25,
+        query_scale="inverse_sqrt",
     ),
 }
