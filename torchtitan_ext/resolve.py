@@ -129,7 +129,7 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
     )
     variant = variant_of(model.variant).with_options(run.depth, run.origin)
     variant.check(shape)
-    groups = with_settings(variant.groups(shape), run.groups, run.origin)
+    groups = with_settings(variant.trained_groups(shape), run.groups, run.origin)
 
     budget = run.training.tokens
     if run.training.tokens_per_parameter is not None:

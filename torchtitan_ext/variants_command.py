@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         added = variant.flops_per_token(shape, args.seq_len) / flops
         print(f"{name:<24} {variant.parameters(shape):>12,} {added:>8.2%}  {variant.summary}")
         if args.groups:
-            for group in variant.groups(shape):
+            for group in variant.trained_groups(shape):
                 print(f"{'':<24} {group}")
         if args.sources:
             print(f"{'':<24} {variant.source}")

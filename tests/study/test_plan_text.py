@@ -81,8 +81,8 @@ def test_an_entry_that_differs_at_one_size_alone_says_nothing_of_the_others(plan
 @pytest.mark.parametrize(
     ("match", "expected"),
     [
-        # A feed-forward of 248 adds 43,008 parameters (test_controls.py): 6 · 43,008 FLOPs per token to 1,576,320.
-        ("flops", "m_gate_kv_wider-debug: +16.4% training FLOPs against standard-debug"),
+        # A feed-forward of 240 adds 36,864 parameters (test_controls.py): 6 · 36,864 FLOPs per token to 1,576,320.
+        ("flops", "m_gate_kv_wider-debug: +14.0% training FLOPs against standard-debug"),
         ("tokens", None),
     ],
 )
@@ -93,10 +93,10 @@ def test_controls_outside_the_budget_are_named(plan: Callable[..., Plan], match:
 
 
 def test_a_detached_control_has_as_many_steps_and_so_fewer_flops(plan: Callable[..., Plan]) -> None:
-    # Without gradient across layers M costs, in 3 layers, 2 · 8,192 + 3 · 64 for the projection and 16,384 + 512 for
-    # the gate: 3 · 33,472 = 100,416 in place of 226,368 (test_budgets.py), for 874 steps in place of 1,000.
+    # Without gradient across layers M costs, in 3 layers, 2 · 8,192 + 3 · 64 for the projection and 16,384 + 384 for
+    # the gate: 3 · 33,344 = 100,032 in place of 225,216 (test_budgets.py), for 875 steps in place of 1,000.
     text = plan_text(plan(GATE + "budget: {match: flops}\ncontrols: [{detached: m_gate_kv}]"))
-    share = 874 * (1_576_320 + 100_416) / (1000 * 1_576_320) - 1
+    share = 875 * (1_576_320 + 100_032) / (1000 * 1_576_320) - 1
     assert sections(text)["outside the budget, as these controls ask"] == [
         f"  m_gate_kv_detached-debug: {share:+.1%} training FLOPs against standard-debug"
     ]
@@ -111,7 +111,7 @@ def test_the_command_prints_the_same_when_it_is_piped(
 
 
 def test_parameters_are_counted_by_how_they_are_trained(plan: Callable[..., Plan]) -> None:
-    entry = "{variant: m_gate_kv, set: {groups.gates.lr: 0.02, groups.gate_biases.lr_factor: 0.5}}"
+    entry = "{variant: m_gate_kv, depth: {gate_bias: true}, set: {groups.gates.lr: 0.02, groups.gate_biases.lr_factor: 0.5}}"
     rates = "{optimizer.lr: 1e-3, optimizer.weight_decay: 0.2}"
     study = f"variants: [standard, {entry}]\nbaseline: standard\nset: {rates}\ncontrols: [{{detached: m_gate_kv}}]"
     text = plan_text(plan(study))

@@ -59,7 +59,7 @@ def standard_of(run: ResolvedRun) -> nn.Module:
 
 
 def test_groups_take_absolute_values_and_factors(dataset: Path, tmp_path: Path) -> None:
-    gate = ["--model.variant", "m_gate_kv", "--optimizer.lr", "0.01"]
+    gate = ["--model.variant", "m_gate_kv", "--depth.gate_bias", "true", "--optimizer.lr", "0.01"]
     asked = ["--groups.gates.lr", "0.02", "--groups.gates.weight_decay_factor", "0.5"]
     run = resolved(dataset, tmp_path, *gate, *asked, "--groups.gate_biases.lr_factor", "3")
     rates = {group.name: (group.lr, group.weight_decay) for group in run.parameter_groups()}

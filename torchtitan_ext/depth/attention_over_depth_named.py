@@ -64,6 +64,8 @@ _DELTA_ATTNRES = AttentionOverDepth(
     routing="add",
     late_blocks=True,
     query_std=INIT_STD,
+    # One AdamW for all parameters, as in the code's train_scratch.py.
+    rates=(("queries.weight_decay_factor", 1.0), ("gains.weight_decay_factor", 1.0)),
 )
 
 NAMED: dict[str, AttentionOverDepth] = {
@@ -149,5 +151,6 @@ NAMED: dict[str, AttentionOverDepth] = {
         "no figures; D/4 (choice)",
         key_fraction=0.25,
         query_scale="inverse_sqrt",
+        rates=(("queries.lr", 0.008),),  # AdamW's in the code's optimizer.py, beside Muon at 0.03 for matrices
     ),
 }

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.sizes import Shape
 
 from . import initial, skips
@@ -89,6 +90,7 @@ class ResidualScalars(Variant):
 
     summary: str = "x ← λ x + μ x_0 before each layer, x_0 the normalised embedding; λ = 1, μ = 0 at the start"
     source: str = "modded-nanogpt 2024-11-06"
+    rates: tuple[tuple[str, float], ...] = (("residual_scales.lr", 0.02), ("embedding_scales.lr", 0.02))
     residual_start: float = 1.0
     residual_end: float = 1.0
     embedding_start: float = 0.0
@@ -108,6 +110,10 @@ class ResidualScalars(Variant):
 
     def parameters(self, shape: Shape) -> int:
         return 2 * shape.layers
+
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        names = {"residual_scales": "residual_scale", "embedding_scales": "embedding_scale"}
+        return tuple(Group(group, rf"\.link\.{name}$", shape.layers, weight_decay=0.0) for group, name in names.items())
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Two multiplications and an addition per element and layer, and three operations per element for the norm;
@@ -254,6 +260,13 @@ class ValueResidual(Variant):
     def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
         return ValueResidualLayer.Config(**parts, link=self.link(shape, layer))
 
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        """The paper's code has one AdamW for all parameters, and so decays what "learnable" learns."""
+        count = self.parameters(shape)
+        decay = None if self.form == "learnable" else 0.0
+        pattern = r"\.link\.(mix|first_scale|own_scale)$"
+        return (Group("value_scales", pattern, count, weight_decay=decay),) if count else ()
+
     def parameters(self, shape: Shape) -> int:
         return {"learnable": 2, "learned_share": 1}.get(self.form, 0) * (shape.layers - 1)
 
@@ -271,12 +284,14 @@ NAMED: dict[str, Variant] = {
         residual_end=1.05,
         embedding_start=0.2,
         embedding_end=0.05,
+        rates=(("residual_scales.lr", 0.005), ("residual_scales.weight_decay", 0.05), ("embedding_scales.lr", 0.5)),
     ),
     "value_residual": ValueResidual(),
     "value_residual_learned": ValueResidual(
         summary="the first layer's values mixed into every later layer's, with one learned share per layer",
         source="modded-nanogpt 2024-11-06, after Zhou et al., arXiv 2410.17897",
         form="learned_share",
+        rates=(("value_scales.lr", 0.02),),
     ),
     **skips.NAMED,
 }

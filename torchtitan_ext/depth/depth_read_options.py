@@ -182,8 +182,8 @@ class DepthReadOptions(Variant):
             )
         if self.read_scale == "sources" and self.routing == "add":
             raise UserError(
-                "depth.read_scale = 'sources' makes reads start as the running sum, but with depth.routing = 'add' they "
-                "are added to it; leave out one of the two"
+                "depth.read_scale = 'sources' makes reads start as the running sum, to which depth.routing = 'add' adds "
+                "them; leave out one of the two"
             )
         if self.backend != AUTO:
             self._check_backend(shape)
@@ -280,7 +280,7 @@ class DepthReadOptions(Variant):
         return sum(math.prod(size) for size in self.learned(shape).values())
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
-        """Queries and key gains apart from the maps; no source says how they are decayed (choice: none of them)."""
+        """Queries and key gains apart from the maps; not decayed, where the source does not say (choice)."""
         groups = []
         for name, members in _GROUPS.items():
             count = sum(math.prod(size) for member, size in self.learned(shape).items() if member in members)

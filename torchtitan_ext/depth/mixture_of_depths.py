@@ -14,6 +14,7 @@ from torchtitan.models.common.attention import FlexAttention
 
 from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.ops import moda
+from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
@@ -258,6 +259,11 @@ class MixtureOfDepths(Variant):
     def parameters(self, shape: Shape) -> int:
         matrix = 2 * shape.width * shape.kv_heads * shape.head_dim
         return len(self._writers(shape)) * matrix if self.feed_forward_writes else 0
+
+    def groups(self, shape: Shape) -> tuple[Group, ...]:
+        """Trained and decayed as any other matrix, as in the code and in OLMo 2's recipe."""
+        count = self.parameters(shape)
+        return (Group("feed_forward_kv", r"\.link\.feed_forward_kv\.weight$", count),) if count else ()
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """4·N·H for each entry that a layer reads, N·H for scaling the sequence part of a layer that reads any,

@@ -109,6 +109,7 @@ class MidSkip(Variant):
 
     summary: str = "one early layer's output added again before a later layer, under a learned gate"
     source: str = "modded-nanogpt 2025-11-18"
+    rates: tuple[tuple[str, float], ...] = (("depth.lr", 0.04),)  # Adam's 0.008 times lr_mul 5, beside NorMuon at 0.03
     after: float = 4 / 11
     before: float = 6 / 11
     gate_start: float = -1.5
@@ -157,6 +158,7 @@ class MidContext(Variant):
 
     summary: str = "the last layers' attention reads one cached activation, which is taken off again at the end"
     source: str = "modded-nanogpt 2026-03-06"
+    rates: tuple[tuple[str, float], ...] = (("depth.lr", 0.04),)  # Adam's 0.008 times lr_mul 5, beside NorMuon at 0.023
     after: float = 8 / 11
     backout_start: float = 0.5
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from torchtitan_ext.errors import UserError, nearest
-from torchtitan_ext.parameter_groups import Group
+from torchtitan_ext.parameter_groups import Group, with_settings
 from torchtitan_ext.sizes import Shape
 
 from .decoder import DepthLayer
@@ -25,6 +25,9 @@ class Variant:
 
     summary: str = "x ← x + sublayer(norm(x)): the residual stream of Llama 3"
     source: str = "He et al., arXiv 1512.03385; torchtitan models/llama3"
+    rates: tuple[tuple[str, float], ...] = ()
+    """Learning rates and decay that the source gives to what the variant adds, where they are not those of
+    ``groups``: settings of parameter groups as in the run file's section ``groups``."""
 
     def check(self, shape: Shape) -> None:
         """Raise ``UserError`` when an option does not fit the model or another option."""
@@ -67,13 +70,20 @@ class Variant:
         count = self.parameters(shape)
         return (Group("depth", r"\.link\.|^stream\.", count, weight_decay=0.0),) if count else ()
 
+    def trained_groups(self, shape: Shape) -> tuple[Group, ...]:
+        """``groups`` with the variant's ``rates`` for those that its options leave."""
+        groups = self.groups(shape)
+        names = {group.name for group in groups}
+        rates = {key: value for key, value in self.rates if key.partition(".")[0] in names}
+        return with_settings(groups, rates, lambda key: type(self).__name__)
+
     def with_options(self, options: Mapping[str, Any], where: Callable[[str], str]) -> "Variant":
         """This variant with some options replaced, as a run file's ``depth`` section asks.
 
         ``where`` says where the key ``depth.NAME`` was given. Raises ``UserError`` for an option the family does not
         have or a value of the wrong type.
         """
-        known = {field.name for field in fields(self)} - {"summary", "source"}
+        known = {field.name for field in fields(self)} - {"summary", "source", "rates"}
         for name, value in options.items():
             place = where(f"depth.{name}")
             if name not in known:
