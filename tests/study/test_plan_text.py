@@ -111,7 +111,8 @@ def test_the_command_prints_the_same_when_it_is_piped(
 
 
 def test_parameters_are_counted_by_how_they_are_trained(plan: Callable[..., Plan]) -> None:
-    entry = "{variant: m_gate_kv, depth: {gate_bias: true}, set: {groups.gates.lr: 0.02, groups.gate_biases.lr_factor: 0.5}}"
+    rates = "{groups.gates.lr: 0.02, groups.gate_biases.lr_factor: 0.5}"
+    entry = f"{{variant: m_gate_kv, depth: {{gate_bias: true}}, set: {rates}}}"
     rates = "{optimizer.lr: 1e-3, optimizer.weight_decay: 0.2}"
     study = f"variants: [standard, {entry}]\nbaseline: standard\nset: {rates}\ncontrols: [{{detached: m_gate_kv}}]"
     text = plan_text(plan(study))
