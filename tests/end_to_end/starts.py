@@ -54,6 +54,10 @@ def zero(path: str) -> None:
     Path(path).write_bytes(bytes(os.stat(path).st_size))
 
 
+def spoil_record(path: str) -> None:
+    Path(path).write_text("?" + Path(path).read_text()[1:])
+
+
 def remove(path: str) -> None:
     shutil.rmtree(path)
 

@@ -128,6 +128,11 @@ def ended(run_file: Path, base: Path, data: Path) -> dict[str, Ended]:
     starts.add("late", "late", copied("late"), overrides=longer, during=[late])
     starts.add("never", "never", copied("never"), overrides=longer, during=[never])
 
+    first = ["blind", 0, "step-12", 60.0, 60.0]
+    starts.add("first", "first", copied("first"), overrides=SHORT, during=[first])
+    spoilt = ["spoil_record", str(base / "record" / "metrics.jsonl")]
+    starts.add("record", "record", copied("record"), spoilt, overrides=longer)
+
     starts.add("killed early", "killed", overrides=SHORT, during=[["kill_after", 2]])
     starts.add("killed saving", "killed", overrides=SHORT, during=[["stop_after", 5], ["kill_while_saving"]])
     starts.add("cleaned", "killed", overrides=SHORT)
@@ -246,6 +251,22 @@ def test_a_rank_that_never_sees_a_checkpoint_stops_all(ended: dict[str, Ended]) 
     assert str(never.folder / "checkpoint" / "step-12") in error
     assert never.metrics == ended["whole"].metrics
     assert never.checkpoints == ended["whole"].checkpoints
+
+
+def test_what_the_first_rank_does_not_see_no_rank_loads(ended: dict[str, Ended]) -> None:
+    first = ended["first"]
+    assert first.statuses == [0, 0], first.outputs
+    for output in first.outputs:
+        assert f"Loading the checkpoint from {first.folder / 'checkpoint' / 'step-9'}" in output
+    assert first.losses == ended["whole"].losses
+    assert first.checkpoints == ended["whole"].checkpoints
+
+
+def test_a_record_that_cannot_be_read_stops_all(ended: dict[str, Ended]) -> None:
+    refused = ended["record"]
+    assert refused.statuses == [2, 2]
+    assert refused.errors == [f"error: {refused.folder / 'metrics.jsonl'}:1: not a JSON object (Expecting value)"]
+    assert refused.checkpoints == ended["whole"].checkpoints
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(ended: dict[str, Ended]) -> None:

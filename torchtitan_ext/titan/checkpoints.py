@@ -7,6 +7,7 @@ an earlier one, but a run that has been saved never begins anew by itself. The l
 milestone for ever.
 """
 
+import errno
 import os
 import platform
 import re
@@ -120,9 +121,14 @@ class Checkpoints(CheckpointManager):
     def _finish(self, temporary: Path, step: int, files: dict[str, Listed]) -> None:
         write_file_list(temporary, files)
         final = Path(self._create_checkpoint_id(step))
-        if final.exists():
-            logger.warning(f"{final} was there already; it is now {set_aside(self.folder, step)}")
-        os.replace(temporary, final)
+        try:
+            os.replace(temporary, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # This host did not see it when the run was resumed, and so came to this step once more.
+            set_aside(self.folder, step)
+            os.replace(temporary, final)
         flush_folder(final.parent)
         self.run.note_saved(step)
         self._purge(step)

@@ -114,7 +114,8 @@ class DepthTrainer(Trainer):
 
     def batch_generator(self, data_iterable: Iterable[Batch]) -> Iterator[Batch]:
         # torchtitan asks for the batches once, after loading the checkpoint: here the step to go on from is known.
-        self.metrics_processor.attach(self.progress, self.config.training.steps, self._saves)
+        steps = self.config.training.steps
+        self.ranks.together(lambda: self.metrics_processor.attach(self.progress, steps, self._saves))
         self.has_begun = True
         self._report("running")
         return super().batch_generator(data_iterable)
