@@ -7,7 +7,7 @@
     code.txt        revision, versions and command of every start
     metrics.jsonl   one JSON object per logged step: "step", "time" (seconds since the epoch), and TensorBoard's tags
     tb/             the same numbers as TensorBoard event files
-    checkpoint/     step-N/ distributed checkpoints
+    checkpoint/     step-N/ distributed checkpoints (torchtitan_ext/titan/checkpoint_files.py)
     logs/           what each rank printed, where the launcher keeps it
     status.json     {"format", "state", "step", "steps", "time"}; state is one of STATES; "reason" where it went wrong;
                     "saved": the step of the checkpoint that was written last
@@ -35,8 +35,9 @@ CONTENTS = frozenset(
     ]
 )
 STATES = ("running", "stopped", "finished", "diverged", "failed")
-"""How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss became infinite
-or NaN, or fell so far behind the baseline's that the run's stopping rule ended it."""
+"""How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss, the gradient
+or the weights became infinite or NaN, or the loss fell so far behind the baseline's that the run's stopping rule ended
+it."""
 
 
 class RunFolder:

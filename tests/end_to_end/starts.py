@@ -58,6 +58,10 @@ def spoil_record(path: str) -> None:
     Path(path).write_text("?" + Path(path).read_text()[1:])
 
 
+def rename(path: str, name: str) -> None:
+    os.rename(path, Path(path).with_name(name))
+
+
 def remove(path: str) -> None:
     shutil.rmtree(path)
 
@@ -145,7 +149,8 @@ def say_what_is_read() -> None:
     whole = checkpoint_files._crc32
 
     def reading(path: Path) -> str:
-        print(f"rank {RANK} reads {path.parent.name}/{path.name}", flush=True)
+        # In one piece: files are read by several threads.
+        os.write(1, f"rank {RANK} reads {path.parent.name}/{path.name}\n".encode())
         return whole(path)
 
     checkpoint_files._crc32 = reading

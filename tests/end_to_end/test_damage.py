@@ -111,6 +111,9 @@ def ended(run_file: Path, base: Path, data: Path) -> dict[str, Ended]:
     starts.add("sizes, zeros", "sizes", ["zero", file("sizes", 12)], overrides=SHORT)
     everything = [["flip", file("all", step), step % 8] for step in (3, 6, 9, 12)]
     starts.add("all", "all", copied("all"), *everything, overrides=SHORT)
+    imported = ["rename", str(base / "zero" / "checkpoint" / "step-3"), "step-0"]
+    later = [["flip", file("zero", step), step % 8] for step in (6, 9, 12)]
+    starts.add("zero", "zero", copied("zero"), imported, *later, overrides=SHORT)
     starts.add("none", "none", copied("none"), ["remove", str(base / "none" / "checkpoint")], overrides=SHORT)
 
     starts.add("milestone", "milestone", overrides=MILESTONES)
@@ -123,12 +126,12 @@ def ended(run_file: Path, base: Path, data: Path) -> dict[str, Ended]:
     starts.add("weight, stopped", "stopped", overrides=DIVERGING, during=stopped)
     starts.add("moment", "moment", overrides=DIVERGING, during=[["spoil_moment", 8]])
 
-    late, never = ["blind", 1, "step-12", 2.0, 60.0], ["blind", 1, "step-12", 60.0, 1.0]
+    late, never = ["blind", 1, "step-12", 2.0, 60.0], ["blind", 1, "step-12", 1e6, 1.0]
     longer = [*SHORT, "--training.steps", "14"]
     starts.add("late", "late", copied("late"), overrides=longer, during=[late])
     starts.add("never", "never", copied("never"), overrides=longer, during=[never])
 
-    first = ["blind", 0, "step-12", 60.0, 60.0]
+    first = ["blind", 0, "step-12", 1e6, 60.0]
     starts.add("first", "first", copied("first"), overrides=SHORT, during=[first])
     spoilt = ["spoil_record", str(base / "record" / "metrics.jsonl")]
     starts.add("record", "record", copied("record"), spoilt, overrides=longer)
@@ -186,7 +189,11 @@ def test_file_lists_of_earlier_versions(ended: dict[str, Ended]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("all", "no checkpoint in {} is whole ("), ("none", "has been trained and saved up to step 12, and {} has no")],
+    [
+        ("all", "no checkpoint in {} is whole ("),
+        ("zero", "no checkpoint in {} is whole ("),
+        ("none", "has been trained and saved up to step 12, and {} has no"),
+    ],
 )
 def test_a_run_that_was_saved_never_begins_anew_by_itself(name: str, words: str, ended: dict[str, Ended]) -> None:
     refused = ended[name]
@@ -195,7 +202,8 @@ def test_a_run_that_was_saved_never_begins_anew_by_itself(name: str, words: str,
     assert words.format(refused.folder / "checkpoint") in error
     assert f"move {refused.folder} away to begin again at step 1" in error
     assert refused.metrics == ended["whole"].metrics
-    assert refused.checkpoints == (ended["whole"].checkpoints if name == "all" else [])
+    assert len(refused.checkpoints) == (0 if name == "none" else 4), "none was set aside"
+    assert all(step.startswith("step-") for step in refused.checkpoints)
     assert refused.status is not None
     assert (refused.status["state"], refused.status["step"]) == ("failed", 12)
 
