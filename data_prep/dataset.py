@@ -60,8 +60,8 @@ class TokenDataset:
         manifest = read_manifest(folder / MANIFEST)
         for shard in _shards(manifest):
             _check_size(folder / shard.file, shard.size)
-        _check_digest(folder / TOKENIZER, manifest.tokenizer.sha256)
-        _check_digest(folder / TOKEN_BYTES, manifest.token_bytes_sha256)
+        check_digest(folder / TOKENIZER, manifest.tokenizer.sha256)
+        check_digest(folder / TOKEN_BYTES, manifest.token_bytes_sha256)
         return cls(folder, manifest)
 
     @classmethod
@@ -109,6 +109,10 @@ class TokenDataset:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_file(str(self.path / TOKENIZER))
 
+    def shards(self) -> list[Shard]:
+        """The files of tokens, of both splits."""
+        return _shards(self.manifest)
+
     def verify_checksums(self, part: int = 0, parts: int = 1) -> None:
         """Compare the SHA-256 of shards ``part``, ``part + parts``, ... with the manifest: ranks can share the work.
 
@@ -116,7 +120,7 @@ class TokenDataset:
             UserError: naming the first shard that differs.
         """
         for shard in islice(_shards(self.manifest), part, None, parts):
-            _check_digest(self.path / shard.file, shard.sha256)
+            check_digest(self.path / shard.file, shard.sha256)
 
 
 class TokenSplit:
@@ -200,7 +204,8 @@ def _check_size(path: Path, size: int) -> None:
         raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}; the file is damaged, {AGAIN}")
 
 
-def _check_digest(path: Path, digest: str) -> None:
+def check_digest(path: Path, digest: str) -> None:
+    """Raise ``UserError`` naming ``path`` unless it is there with the SHA-256 ``digest``."""
     if not path.is_file():
         raise UserError(f"{path} is missing; {AGAIN}")
     if sha256(path) != digest:

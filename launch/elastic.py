@@ -1,22 +1,61 @@
-"""torchrun, without its traceback when it is asked to stop: ``python -m launch.elastic TORCHRUN-ARGUMENTS``.
+"""torchrun, for people: ``python -m launch.elastic TORCHRUN-ARGUMENTS``.
 
-On SIGTERM and SIGINT torchrun passes the signal on, waits for its workers, which save and leave, and then raises. Exit
-status: that of torchrun, or 128 + the signal's number.
+On SIGTERM and SIGINT torchrun passes the signal on, waits for its workers, which save and leave, and then raises; here
+that is one line. When a worker fails, this shows what went wrong on the ranks that the console does not show. A mistake
+that a worker has explained needs no traceback of torchrun's.
+
+Exit status: that of torchrun, or 128 + the signal's number.
 """
 
 import sys
 
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.run import main
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+ALIKE = ("SharedError: ", "Diverged: ")
+EXPLAINED = ("UserError: ", *ALIKE)
+"""How torchrun names the errors that ``torchtitan_ext.train`` prints without a traceback. ``ALIKE``: those that every
+rank raises."""
 
 
 def run() -> int:
     try:
-        main()
+        torchrun.run(torchrun.parse_args(None))
     except SignalException as stop:
         print(f"stopped by {stop.sigval.name}; the same command resumes", file=sys.stderr)
         return 128 + stop.sigval
+    except ChildFailedError as failed:
+        errors = {rank: _message(failure) for rank, failure in sorted(failed.failures.items())}
+        # The console shows each host's first rank; what all ranks raise alike, the first of them all has printed. Where
+        # that one was stopped before it could speak, another does.
+        shown = {
+            errors[rank]
+            for rank, failure in failed.failures.items()
+            if failure.local_rank == 0 and (rank == 0 or not (errors[rank] or "").startswith(ALIKE))
+        }
+        for rank, error in errors.items():
+            if error is not None and error not in shown:
+                shown.add(error)
+                print("\n".join(f"[rank{rank}]:{line}" for line in _lines(error)), file=sys.stderr)
+        cause = _message(failed.get_first_failure()[1])
+        if cause is None or not cause.startswith(EXPLAINED):
+            raise
+        return 1
     return 0
+
+
+def _message(failure: ProcessFailure) -> str | None:
+    """What a worker said went wrong, after the name of the exception; None where it said nothing."""
+    message = failure.error_file_data["message"]
+    return message["message"] if isinstance(message, dict) else None
+
+
+def _lines(error: str) -> list[str]:
+    for name in EXPLAINED:
+        if error.startswith(name):
+            return [f"error: {line}" for line in error.removeprefix(name).splitlines()]
+    return error.splitlines()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ ROOMS = {
     "torchtitan_ext/recipe.py": {"torchtitan_ext.errors", "torchtitan_ext.sizes"},
     "torchtitan_ext/run_folder.py": {"torchtitan_ext.errors", "torchtitan_ext.files"},
     "torchtitan_ext/run_lock.py": {"torchtitan_ext.errors"},
+    "torchtitan_ext/agreement.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/follow.py": set(),
     "torchtitan_ext/orphans.py": set(),
     "torchtitan_ext/units.py": set(),

@@ -76,3 +76,27 @@ def test_a_folder_with_strangers_in_it_is_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path).create()
     with pytest.raises(UserError, match="is a file"):
         RunFolder(tmp_path / "thesis.tex").create()
+
+
+def test_what_a_first_start_left_half_written_does_not_bar_the_next(folder: RunFolder) -> None:
+    for name in (".run.yaml.tmp", ".facts.json.tmp"):
+        (folder.path / name).write_text("")
+    folder.create()
+    (folder.path / ".thesis.tex.tmp").write_text("")
+    with pytest.raises(UserError, match=r"holds \.thesis\.tex\.tmp"):
+        folder.create()
+
+
+def test_the_status_remembers_which_step_was_saved(folder: RunFolder) -> None:
+    folder.note_saved(3)
+    assert folder.status() is None, "there is no run yet"
+    folder.write_status("running", 4, 10)
+    folder.note_saved(4)
+    folder.write_status("failed", 6, 10, "reason")
+    status = folder.status()
+    assert status is not None
+    assert (status["state"], status["step"], status["saved"], status["reason"]) == ("failed", 6, 4, "reason")
+    (folder.path / "status.json").write_text("{")
+    assert folder.readable_status() == {}
+    folder.write_status("running", 7, 10)
+    assert "saved" not in folder.readable_status()

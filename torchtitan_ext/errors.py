@@ -11,6 +11,17 @@ class UserError(Exception):
     """
 
 
+class SharedError(UserError):
+    """A mistake that every rank of a launch raises alike, whichever found it: the first rank's word is enough.
+
+    One line for each thing that is wrong.
+    """
+
+
+class Diverged(Exception):
+    """The numbers of a run are no longer finite. Every rank raises it in the same step."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return a hint for a mistyped name, for use inside an error message.
 

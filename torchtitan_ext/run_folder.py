@@ -7,9 +7,11 @@
     code.txt        revision, versions and command of every start
     metrics.jsonl   one JSON object per logged step: "step", "time" (seconds since the epoch), and TensorBoard's tags
     tb/             the same numbers as TensorBoard event files
-    checkpoint/     step-N/ distributed checkpoints
+    checkpoint/     step-N/ distributed checkpoints (torchtitan_ext/titan/checkpoint_files.py)
     logs/           what each rank printed, where the launcher keeps it
-    status.json     {"format", "state", "step", "steps", "time"}; state is one of STATES; "reason" where it went wrong
+    status.json     {"format", "state", "step", "steps", "time"}; state is one of STATES; "reason" where it went wrong;
+                    "saved": the step of the checkpoint that was written last
+    data.json       when which token shard was last compared with its checksum (data_prep/verification.py)
     lock            who trains here now (torchtitan_ext/run_lock.py)
     eval/           what ``depth eval`` measured: one JSON file and picture for each time
 
@@ -28,13 +30,14 @@ from torchtitan_ext.files import write_file
 FORMAT = 1
 CONTENTS = frozenset(
     [
-        *("run.yaml", "facts.json", "code.txt", "metrics.jsonl", "status.json", "lock"),
+        *("run.yaml", "facts.json", "code.txt", "metrics.jsonl", "status.json", "data.json", "lock"),
         *("tb", "checkpoint", "logs", "eval", "comm_traces"),
     ]
 )
 STATES = ("running", "stopped", "finished", "diverged", "failed")
-"""How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss became infinite
-or NaN, or fell so far behind the baseline's that the run's stopping rule ended it."""
+"""How a run stands. ``stopped``: asked to stop, checkpoint saved, to be resumed. ``diverged``: the loss, the gradient
+or the weights became infinite or NaN, or the loss fell so far behind the baseline's that the run's stopping rule ended
+it."""
 
 
 class RunFolder:
@@ -50,16 +53,20 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "facts.json").exists()
 
-    def create(self) -> None:
-        """Make the folder; raises ``UserError`` where something else is in its place."""
+    def check_place(self) -> None:
+        """Raise ``UserError`` where something else than a run is in the folder's place."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose another folder for the run")
         if self.path.is_dir() and not self.exists:
-            strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name not in CONTENTS)
+            strangers = sorted(entry.name for entry in self.path.iterdir() if not _is_ours(entry.name))
             if strangers:
                 raise UserError(
                     f"{self.path} holds {strangers[0]}, which is no run's; choose another folder for the run"
                 )
+
+    def create(self) -> None:
+        """Make the folder; raises ``UserError`` where something else is in its place."""
+        self.check_place()
         self.path.mkdir(parents=True, exist_ok=True)
 
     def facts(self) -> dict[str, Any]:
@@ -68,6 +75,16 @@ class RunFolder:
     def status(self) -> dict[str, Any] | None:
         """The last status, or None before the first one."""
         return self._read_json("status.json") if (self.path / "status.json").exists() else None
+
+    def compared_data(self) -> dict[str, Any]:
+        """What ``write_compared_data`` wrote; empty where there is nothing that can be read."""
+        try:
+            return self._read_json("data.json")["copies"]
+        except (UserError, KeyError):
+            return {}
+
+    def write_compared_data(self, copies: dict[str, Any]) -> None:
+        self._write("data.json", json.dumps({"format": FORMAT, "copies": copies}) + "\n")
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         self._write("facts.json", json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
@@ -82,10 +99,25 @@ class RunFolder:
     def write_status(self, state: str, step: int, steps: int, reason: str | None = None) -> None:
         """``reason``: why the run diverged or failed; its first line is kept."""
         assert state in STATES, state
-        status = {"format": FORMAT, "state": state, "step": step, "steps": steps, "time": time.time()}
+        status: dict[str, Any] = {"format": FORMAT, "state": state, "step": step, "steps": steps, "time": time.time()}
         if reason:
             status["reason"] = reason.strip().splitlines()[0]
+        if (saved := self.readable_status().get("saved")) is not None:
+            status["saved"] = saved
         self._write("status.json", json.dumps(status) + "\n")
+
+    def readable_status(self) -> dict[str, Any]:
+        """The last status; empty before the first one, and where it is damaged."""
+        try:
+            return self.status() or {}
+        except UserError:
+            return {}
+
+    def note_saved(self, step: int) -> None:
+        """Note in the status that the checkpoint of ``step`` was written, for as long as the folder is there."""
+        status = self.readable_status()
+        if status:
+            self._write("status.json", json.dumps({**status, "saved": step, "time": time.time()}) + "\n")
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         record = json.dumps({"step": step, "time": time.time(), **metrics})
@@ -129,3 +161,8 @@ class RunFolder:
                 "use the version that code.txt names"
             )
         return content
+
+
+def _is_ours(name: str) -> bool:
+    """Also while it is being written, under its temporary name."""
+    return name in CONTENTS or (name.startswith(".") and name.endswith(".tmp") and name[1:-4] in CONTENTS)

@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from data_prep import verification
+from data_prep.dataset import TokenDataset
+from torchtitan_ext.agreement import Gather, alone, by_first, together
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file import dump_run
@@ -19,29 +22,71 @@ from torchtitan_ext.run_lock import RunLock
 PACKAGES = ("torch", "torchtitan", "tokenizers", "safetensors", "numpy")
 
 
-def start_run(resolved: ResolvedRun, rank: int) -> RunLock | None:
+def check_folder(resolved: ResolvedRun) -> None:
+    """Raise ``UserError`` when something else than this run is in the place of its folder. Only reads."""
+    folder = RunFolder(resolved.run.folder)
+    folder.check_place()
+    if folder.exists:
+        check_same_run(resolved, folder)
+
+
+def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLock | None:
     """Called by every rank before anything is allocated. Returns the lock that the first rank holds from then on.
 
-    Raises ``UserError`` when the folder holds another run or is being trained by another process, or the data are
-    damaged.
+    ``gather`` gives every rank what each of them passes to it. The first rank alone looks at the folder, so that all
+    of them do the same.
+
+    Raises:
+        UserError: on every rank, when the folder holds another run or is being trained by another process, or the data
+            are not what was prepared. The folder is then as it was, but for its lock.
     """
-    lock = None
-    resolved.variant.check_machine(resolved.run.training.precision)
     folder = RunFolder(resolved.run.folder)
-    fresh = not folder.exists
-    if rank == 0:
+    lock: RunLock | None = None
+
+    def enter() -> dict[str, Any]:
+        nonlocal lock
+        check_folder(resolved)  # before the lock, so that a refusal touches nothing
         folder.create()
-        if not fresh:
-            check_same_run(resolved, folder)  # before the lock, so that a refusal touches nothing
         lock = RunLock(folder.path)
+        return folder.compared_data()
+
+    def begin(compared: dict[str, Any]) -> None:
         folder.write_run(dump_run(resolved.run))
         folder.append_code(_code())
-    if fresh:
-        # Once per run: later starts check sizes alone. Each rank reads its share of the shards.
-        resolved.dataset.verify_checksums(rank, resolved.ranks)
-    if rank == 0:
+        folder.write_compared_data(compared)
         folder.write_facts(resolved.facts())
+
+    try:
+        together(gather, lambda: resolved.variant.check_machine(resolved.run.training.precision))
+        before = by_first(gather, rank, enter)
+        compared = _compare_data(resolved.dataset, before, rank, gather)
+        by_first(gather, rank, lambda: begin(compared))
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
     return lock
+
+
+def _compare_data(dataset: TokenDataset, before: dict[str, Any], rank: int, gather: Gather) -> dict[str, Any]:
+    """Compare the shards that are due with their checksums, shared out among the ranks that see the same files.
+
+    ``before`` and what is returned: for each copy of the data set that a host may have, by its name, what
+    ``verification.compare`` says.
+    """
+    mine = verification.copy_name(dataset)
+    copies = together(gather, lambda: mine)
+    partners = [other for other, copy in enumerate(copies) if copy == mine]
+    known = before.get(mine, {})
+    # One rank of each copy says what is due: times that are seen differently from two hosts would leave gaps.
+    plans = together(gather, lambda: verification.due(dataset, known) if rank == partners[0] else [])
+    share = plans[partners[0]][partners.index(rank) :: len(partners)]
+    results = together(gather, lambda: verification.compare(dataset, share))
+    # Copies that no host uses any more, such as those on a job's own disk, are forgotten.
+    compared = {copy: dict(before.get(copy, {})) for copy in copies}
+    for copy, result in zip(copies, results, strict=True):
+        compared[copy] |= result
+    return compared
 
 
 def check_same_run(resolved: ResolvedRun, folder: RunFolder) -> None:

@@ -8,10 +8,11 @@ command or the data, 1 for anything else; the folder's status.json says which.
 """
 
 import os
+import platform
 import sys
 from typing import TYPE_CHECKING
 
-from torchtitan_ext.errors import UserError
+from torchtitan_ext.errors import Diverged, SharedError, UserError
 
 if TYPE_CHECKING:
     from torchtitan_ext.resolve import ResolvedRun
@@ -35,10 +36,23 @@ def main(arguments: list[str] | None = None) -> int:
                 print(dump_run(resolved.run), end="")
             return 0
         return _train(resolved)
-    except UserError as error:
-        if first_rank:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (UserError, Diverged) as error:
+        _show(error)
+        return 2 if isinstance(error, UserError) else 1
+
+
+def _show(error: UserError | Diverged) -> None:
+    """Print ``error``, on every rank unless all have the same one, and leave it for torchrun, which may show the first
+    rank's output alone."""
+    rank = os.environ.get("RANK", "0")
+    where = "" if rank == "0" else f" (rank {rank} on {platform.node()})"
+    if not where or not isinstance(error, SharedError | Diverged):
+        for line in str(error).splitlines():
+            print(f"error{where}: {line}", file=sys.stderr, flush=True)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)
 
 
 def _parse(arguments: list[str]) -> tuple[str | None, list[str], bool]:
@@ -64,6 +78,9 @@ def _train(resolved: "ResolvedRun") -> int:
         raise UserError(
             "start training with torchrun (torchrun --nproc-per-node 2 -m torchtitan_ext.train …) or with `depth train`"
         )
+    from torchtitan_ext.start import check_folder
+
+    check_folder(resolved)
     import torch.distributed as dist
 
     from torchtitan_ext.titan.config import trainer_config

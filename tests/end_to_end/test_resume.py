@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,17 +112,6 @@ def test_a_finished_run_is_extended(launch: Callable[..., Any]) -> None:
     assert training(extended) == training(whole)
 
 
-def test_a_damaged_checkpoint_is_passed_over(launch: Callable[..., Any]) -> None:
-    folder = launch("damaged", "--training.steps", "40", "--checkpoint.every", "10", ranks=1).finish().folder
-    before = training(folder)
-    damaged = next((folder.checkpoint_path / "step-40").glob("*.distcp"))
-    damaged.write_bytes(damaged.read_bytes()[:-100])
-    again = launch("damaged", "--training.steps", "40", "--checkpoint.every", "10", ranks=1).finish()
-    assert "the checkpoint of step 40 is passed over" in again.output
-    assert str(damaged) in again.output
-    assert training(folder) == before
-
-
 def test_another_run_is_refused_before_anything_is_touched(unbroken: RunFolder, launch: Callable[..., Any]) -> None:
     files = {path: path.stat().st_mtime_ns for path in sorted(unbroken.path.rglob("*")) if path.is_file()}
     refused = launch("unbroken", "--model.layers", "3", "--data.seed", "1", ranks=1)
@@ -142,16 +130,3 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(launch: Callable[...
     assert status is not None
     assert status["state"] == "diverged"
     assert status["step"] < 10
-
-
-def test_damaged_data_are_refused(launch: Callable[..., Any], dataset: Path) -> None:
-    shard = next((dataset / "train").iterdir())
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    try:
-        refused = launch("flipped", ranks=1)
-        assert refused.wait() != 0
-    finally:
-        shard.write_bytes(content)
-    assert f"{shard}" in refused.output
-    assert not (refused.folder.path / "checkpoint").exists()

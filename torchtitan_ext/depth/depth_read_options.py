@@ -182,8 +182,8 @@ class DepthReadOptions(Variant):
             )
         if self.read_scale == "sources" and self.routing == "add":
             raise UserError(
-                "depth.read_scale = 'sources' makes reads start as the running sum, to which depth.routing = 'add' adds "
-                "them; leave out one of the two"
+                "depth.read_scale = 'sources' makes reads start as the running sum, and depth.routing = 'add' adds "
+                "them to it; leave out one of the two"
             )
         if self.backend != AUTO:
             self._check_backend(shape)

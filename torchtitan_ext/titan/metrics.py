@@ -5,6 +5,7 @@ in it. Here a run has one folder for ever, steps that were lost with a crash are
 time alone, without evaluation and checkpoints.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchtitan.components.metrics import BaseLogger, MetricsProcessor
 from torchtitan.tools.logging import logger
 
+from torchtitan_ext.errors import Diverged
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.units import duration
 
@@ -51,16 +53,23 @@ class RunMetrics(MetricsProcessor):
         self.progress: Callable[[], Progress] = Progress
         self.last = Progress()
         self.steps = 0
+        self.saves: Callable[[int], bool] = lambda step: False
 
     def _build_metric_logger(self, **kwargs: Any) -> BaseLogger:
         return BaseLogger()  # the writer is opened by attach(), when the step to continue from is known
 
     def should_log(self, step: int) -> bool:
+        """Whether torchtitan finds out this step's loss and gradient norm, which waits for the device: to log them, or
+        because the step is saved, which nothing may be that is not finite."""
+        return self._logs(step) or self.saves(step)
+
+    def _logs(self, step: int) -> bool:
         return step == 1 or step % self.config.log_freq == 0 or step == self.steps
 
-    def attach(self, progress: Callable[[], Progress], steps: int) -> None:
-        """Start logging, up to step ``steps``, after the step that ``progress`` gives; forget what was logged later."""
-        self.progress, self.steps = progress, steps
+    def attach(self, progress: Callable[[], Progress], steps: int, saves: Callable[[int], bool]) -> None:
+        """Start logging, up to step ``steps``, after the step that ``progress`` gives; forget what was logged later.
+        ``saves`` tells which steps will be saved."""
+        self.progress, self.steps, self.saves = progress, steps, saves
         self.last = progress()
         if dist.get_rank() == 0:
             self.folder.cut_metrics(self.last.step)
@@ -91,7 +100,17 @@ class RunMetrics(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        """Log one training step. Losses in nats per token; ``extra_metrics`` are torchtitan's learning rates."""
+        """Log one training step. Losses in nats per token; ``extra_metrics`` are torchtitan's learning rates.
+
+        Raises:
+            Diverged: the step is to be saved and its gradient norm is not finite; torchtitan has looked at the loss.
+        """
+        if self.saves(step) and not math.isfinite(grad_norm):
+            raise Diverged(
+                f"Gradient norm is not finite ({grad_norm}, with a loss of {global_avg_loss}) at step {step}"
+            )
+        if not self._logs(step):
+            return
         now = self.progress()
         seconds = max(now.train_seconds - self.last.train_seconds, 1e-9)
         tokens_per_second = (now.tokens - self.last.tokens) / seconds

@@ -26,7 +26,7 @@ from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.sizes import Shape
 
-from .checkpoints import damage_of, saved_steps
+from .checkpoint_files import Damage, check_contents, damage_of, read_file_list, saved_steps
 
 DEPTH_OPTION = "depth."
 """How a variant's options begin among the facts about a model."""
@@ -94,7 +94,8 @@ def describe(folder: RunFolder) -> Description:
 
 
 def find_checkpoint(folder: RunFolder, step: int | None = None) -> tuple[int, Path]:
-    """The step and the folder of the checkpoint of ``step``, or of the newest one, after checking its files' sizes.
+    """The step and the folder of the checkpoint of ``step``, or of the newest one, after checking its files' sizes
+    (``restore`` checks what is in them).
 
     Raises:
         UserError: there is none, or it is damaged; the message names the steps that there are.
@@ -149,6 +150,12 @@ def build(description: Description) -> DepthDecoder:
 
 def _load(model: DepthDecoder, path: Path) -> None:
     state = model.state_dict()
+    try:
+        check_contents(path, read_file_list(path))
+    except Damage as damage:
+        raise UserError(
+            f"{path} cannot be read: {damage}; choose another step, or train on from an earlier one"
+        ) from None
     with _readable(path):
         reader = FileSystemReader(path)
         saved = reader.read_metadata().state_dict_metadata

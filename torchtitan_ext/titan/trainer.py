@@ -4,7 +4,6 @@ It adds what a run needs to be kept for ever: counters over all starts, held-out
 that saves, and a status that others can read.
 """
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,20 +13,26 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import tyro
+from torch.distributed.checkpoint import CheckpointException
+from torchtitan.distributed import ParallelDims
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from data_prep.dataset import TokenDataset
+from torchtitan_ext.errors import Diverged
 from torchtitan_ext.orphans import stop_with_parent
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.run_lock import RunLock
 
-from .checkpoints import saved_steps
+from .checkpoint_files import remove_unfinished
+from .checkpoints import Checkpoints
 from .diagnostics import look_inside
 from .heldout import HeldOut
 from .loader import Batch, WindowLoader
 from .metrics import Progress, RunMetrics
 from .parallelize import check_storages
+from .ranks import Ranks
 
 
 class DepthTrainer(Trainer):
@@ -39,24 +44,38 @@ class DepthTrainer(Trainer):
         depth_every: int = 0
         heldout_tokens: int = 0
         start: Annotated[Callable | None, tyro.conf.Suppress] = None
-        """Called with the rank before anything is allocated; returns the first rank's lock on the run folder."""
+        """Called with the rank and ``Ranks.gather`` before anything is allocated; returns the first rank's lock on the
+        run folder."""
 
+    checkpointer: Checkpoints
     dataloader: WindowLoader
     metrics_processor: RunMetrics
 
     def __init__(self, config: Config) -> None:
-        assert config.start is not None
-        self.lock = config.start(rank=int(os.environ["RANK"]))
+        self.lock: RunLock | None = None
         self.folder = RunFolder(config.dump_folder)
         self.train_seconds = 0.0
         self.step_began: float | None = None
         self.stop_requested = False
         self.fell_behind = False
-        super().__init__(config)
-        check_storages(self.model_parts[0])
-        # Its own group on the CPU, so that asking every step whether to stop never waits for the device.
-        self.control_group = dist.new_group(backend="gloo")
-        self.heldout = self._build_heldout() if config.heldout_every or config.depth_every else None
+        self.has_begun = False
+        try:
+            super().__init__(config)
+            check_storages(self.model_parts[0])
+            self.heldout = self._build_heldout() if config.heldout_every or config.depth_every else None
+        except BaseException:
+            self._release_lock()
+            raise
+
+    def init_distributed(self) -> ParallelDims:
+        # The ranks can talk with one another from here on, and nothing is allocated yet.
+        dims = super().init_distributed()
+        self.ranks = Ranks()
+        assert self.config.start is not None
+        self.lock = self.config.start(rank=dist.get_rank(), gather=self.ranks.gather)
+        if self.lock is not None:
+            remove_unfinished(self.folder.checkpoint_path, logger.warning)
+        return dims
 
     def _build_heldout(self) -> HeldOut:
         config = self.config
@@ -82,14 +101,14 @@ class DepthTrainer(Trainer):
         stop_with_parent()
         try:
             super().train()
-            if self.step not in saved_steps(self.checkpointer.folder):
+            if self.step != self.checkpointer.newest:
                 self.checkpointer.save(self.step, last_step=True)
             if self.fell_behind:
                 self._report("diverged", self.metrics_processor.verdict)
             else:
                 self._report("stopped" if self.step < self.config.training.steps else "finished")
-        except Exception as error:
-            self._report("diverged" if "Loss is not finite" in str(error) else "failed", str(error) or repr(error))
+        except (Exception, CheckpointException) as error:  # a CheckpointException is no Exception
+            self._report("diverged" if isinstance(error, Diverged) else "failed", str(error) or repr(error))
             raise
         finally:
             for number, handler in handlers.items():
@@ -97,15 +116,21 @@ class DepthTrainer(Trainer):
 
     def batch_generator(self, data_iterable: Iterable[Batch]) -> Iterator[Batch]:
         # torchtitan asks for the batches once, after loading the checkpoint: here the step to go on from is known.
-        self.metrics_processor.attach(self.progress, self.config.training.steps)
+        steps = self.config.training.steps
+        self.ranks.together(lambda: self.metrics_processor.attach(self.progress, steps, self._saves))
+        self.has_begun = True
         self._report("running")
         return super().batch_generator(data_iterable)
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         self.step_began = time.perf_counter()
-        super().train_step(data_iterator)
-        saves = self.checkpointer._should_save(self.step, self.step == self.config.training.steps)
-        if saves or self._evaluates(self.step) or self._looks_inside(self.step):
+        try:
+            super().train_step(data_iterator)
+        except RuntimeError as error:
+            if "Loss is not finite" in str(error):  # the same sum over all ranks, so every rank is here
+                raise Diverged(str(error)) from None
+            raise
+        if self._saves(self.step) or self._evaluates(self.step) or self._looks_inside(self.step):
             # The device may still be busy with this step; the time it takes is training time.
             utils.device_module.synchronize()
         self.train_seconds += time.perf_counter() - self.step_began
@@ -117,6 +142,9 @@ class DepthTrainer(Trainer):
         if self.heldout is not None and self._looks_inside(self.step):
             numbers = look_inside(self.model_parts[0], self.heldout, self.train_context, self.device)
             self.metrics_processor.log_depth(self.step, numbers)
+
+    def _saves(self, step: int) -> bool:
+        return self.checkpointer._should_save(step, step == self.config.training.steps)
 
     def _evaluates(self, step: int) -> bool:
         every = self.config.heldout_every
@@ -131,7 +159,7 @@ class DepthTrainer(Trainer):
         # One rank's signal stops all, and so does the stopping rule, which the first rank alone can decide.
         verdict = self.metrics_processor.verdict
         stop = torch.tensor([int(self.stop_requested), int(verdict is not None)])
-        dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=self.control_group)
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=self.ranks.group)
         asked, self.fell_behind = bool(stop[0]), bool(stop[1])
         if self.fell_behind:
             logger.info(f"Stopping rule: {verdict}; saving step {self.step} and leaving")
@@ -146,12 +174,18 @@ class DepthTrainer(Trainer):
 
     def _report(self, state: str, reason: str | None = None) -> None:
         if dist.get_rank() == 0:
-            self.folder.write_status(state, self.step, self.config.training.steps, reason)
+            # Before a checkpoint is loaded the step is the one that an earlier start has come to.
+            step = self.step if self.has_begun else self.folder.readable_status().get("step", 0)
+            self.folder.write_status(state, step, self.config.training.steps, reason)
 
     def close(self) -> None:
         super().close()
+        self._release_lock()
+
+    def _release_lock(self) -> None:
         if self.lock is not None:
             self.lock.release()
+            self.lock = None
 
     def state_dict(self) -> dict[str, Any]:
         state = {"step": self.step, "train_seconds": self.train_seconds, "rng": torch.get_rng_state()}

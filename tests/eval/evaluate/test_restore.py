@@ -89,6 +89,24 @@ def test_rubbish_of_the_right_size_is_no_traceback(copy: RunFolder) -> None:
         path.write_bytes(whole)
 
 
+def test_one_bit_is_found_and_the_file_named(copy: RunFolder) -> None:
+    path = max((copy.checkpoint_path / "step-20").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{path.name} is not what was written .*; choose another step"):
+        restore(copy)
+    assert restore(copy, 10).step == 10
+
+
+def test_a_checkpoint_whose_list_has_sizes_alone(copy: RunFolder, moved_model: MovedModel) -> None:
+    path = copy.checkpoint_path / "step-20" / "files.json"
+    sizes = {file.name: file.stat().st_size for file in path.parent.iterdir() if file != path}
+    path.write_text(json.dumps(sizes))
+    restored = restore(copy, device=torch.device("cpu"))
+    assert torch.equal(restored.model.norm.weight, moved_model(copy, 20).norm.weight)
+
+
 def test_a_checkpoint_of_another_model(copy: RunFolder, make_run: MakeRun) -> None:
     other = make_run("with_a_gate", "--model.variant", "m_gate_kv")
     facts = json.loads((other.path / "facts.json").read_text())
