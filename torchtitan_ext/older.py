@@ -47,6 +47,10 @@ _MEANT: dict[str, dict[str, Any]] = {
 """Options of today that say what a variant computed by default in format 1."""
 
 
+RETIRED_KEYS = {"optimizer.decay_depth_parameters": False}
+"""Keys that a recorded run file may have, with the value that says nothing today: parameter groups took their place."""
+
+
 def upgraded(facts: dict[str, Any]) -> dict[str, Any]:
     """The content of a ``facts.json`` of format 1 or 2, in the terms of format 2."""
     if facts["format"] != 1:

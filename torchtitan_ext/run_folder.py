@@ -24,10 +24,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.files import write_file
+from torchtitan_ext.older import check_trained_right, upgraded
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
+"""Formats that are read; ``older.py`` says what format 1 meant."""
 CONTENTS = frozenset(
     [
         *("run.yaml", "facts.json", "code.txt", "metrics.jsonl", "status.json", "data.json", "lock"),
@@ -70,7 +75,15 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def facts(self) -> dict[str, Any]:
-        return self._read_json("facts.json")
+        """What follows from the run, in the terms of this version."""
+        return upgraded(self._read_json("facts.json"))
+
+    def check_trained_right(self) -> None:
+        """Raise ``UserError`` where an older version trained the run wrongly, so that its checkpoints are of no use."""
+        run_file = self.path / "run.yaml"
+        settings = yaml.safe_load(run_file.read_text(encoding="utf-8")) if run_file.exists() else {}
+        copies = settings.get("parallelism", {}).get("replicate", 1)
+        check_trained_right(str(self.path), self.facts(), self.metrics(), copies)
 
     def status(self) -> dict[str, Any] | None:
         """The last status, or None before the first one."""
@@ -155,9 +168,9 @@ class RunFolder:
             raise UserError(f"{self.path} is not a run folder: it has no {name}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is damaged: {error}") from error
-        if content.get("format") != FORMAT:
+        if content.get("format") not in READABLE:
             raise UserError(
-                f"{path} has format {content.get('format')}, this version reads format {FORMAT}: "
+                f"{path} has format {content.get('format')}, this version reads the formats up to {FORMAT}: "
                 "use the version that code.txt names"
             )
         return content

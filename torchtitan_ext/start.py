@@ -28,6 +28,7 @@ def check_folder(resolved: ResolvedRun) -> None:
     folder.check_place()
     if folder.exists:
         check_same_run(resolved, folder)
+        folder.check_trained_right()
 
 
 def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLock | None:

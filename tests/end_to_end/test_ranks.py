@@ -6,12 +6,16 @@ is one at which differences in rounding do not grow within 20 steps; at 3e-3 the
 jumps, around which they do.
 """
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.titan.restore import build, describe, restore
 
@@ -78,3 +82,19 @@ def test_a_run_is_that_of_one_process(
     for parameter, weight in expected_weights.items():
         moved = (weight - start[parameter]).norm()
         assert (found_weights[parameter] - weight).norm() <= 1e-3 * moved, parameter
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"), [("3", "standard"), ("2", "standard"), ("3", "untied"), ("2x2", "standard")]
+)
+def test_what_the_first_version_trained_wrongly_is_refused(
+    layout: str, name: str, trained: dict[str, dict[str, RunFolder]], tmp_path: Path
+) -> None:
+    folder = RunFolder(shutil.copytree(trained[layout][name].path, tmp_path / "run"))
+    facts = folder.path / "facts.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "format": 1}))
+    if (layout, name) == ("3", "standard"):
+        with pytest.raises(UserError, match=r"trained on 3 processes by an older version.* 512 rows"):
+            restore(folder)
+    else:
+        restore(folder)

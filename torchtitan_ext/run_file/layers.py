@@ -1,7 +1,7 @@
 """Keys with the place they were given: each run file, and the command line, is one layer."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -108,15 +108,17 @@ def unknown_key(key: str, dashes: str = "") -> str:
     return f"{printed(key)} is not a key; {hint}"
 
 
-def from_table(table: Table, file: Place, problems: Problems) -> Layer:
-    """Return the keys of one parsed run file, and note those that are repeated or none."""
+def from_table(table: Table, file: Place, problems: Problems, retired: Mapping[str, Any]) -> Layer:
+    """Return the keys of one parsed run file, and note those that are repeated or none.
+
+    ``retired`` are keys that are passed over where they have the value given there."""
     layer: Layer = {}
     for pair in _without_repeats(table.pairs, "", file, problems):
         place = file.at(pair.line)
         section, dot, below = pair.key.partition(".")
         if pair.key in SECTIONS:
             if isinstance(pair.value, Table):
-                layer |= _section(pair.key, pair.value, file, problems)
+                layer |= _section(pair.key, pair.value, file, problems, retired)
             elif pair.value is not None:
                 text = f"{pair.key} is {show(pair.value)}; must be a section, with its keys on indented lines below it"
                 problems.add(place, text)
@@ -136,14 +138,14 @@ def merge(base: Layer, over: Layer) -> Layer:
     return base | over
 
 
-def _section(name: str, table: Table, file: Place, problems: Problems) -> Layer:
+def _section(name: str, table: Table, file: Place, problems: Problems, retired: Mapping[str, Any]) -> Layer:
     layer: Layer = {}
     for pair in _without_repeats(table.pairs, f"{name}.", file, problems):
         key = f"{name}.{pair.key}"
         place = file.at(pair.line)
         if is_key(key):
             layer[key] = Given(pair.value, place)
-        else:
+        elif key not in retired or pair.value != retired[key]:
             problems.add(place, unknown_key(key))
     return layer
 

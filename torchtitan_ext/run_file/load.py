@@ -20,6 +20,7 @@ def load_run(
     path: str | os.PathLike[str],
     overrides: Sequence[str] = (),
     known: Mapping[str, Sequence[str]] | None = None,
+    retired: Mapping[str, Any] | None = None,
 ) -> Run:
     """Read a run file, the files it extends and the command line's overrides into a checked run.
 
@@ -27,6 +28,8 @@ def load_run(
         path: the run file.
         overrides: command-line tokens such as ``["--training.steps", "100", "--training.compile"]``.
         known: the names allowed for a key, such as ``{"model.size": ["10M", "60M"]}``.
+        retired: for a run file that an older version recorded, keys which are none any more, each with the value that
+            it may have.
 
     Raises:
         UserError: a file cannot be read, or something in it is wrong. One line names the first problem in reading
@@ -34,7 +37,7 @@ def load_run(
     """
     source = os.fspath(path)
     problems = Problems()
-    layer = merge(_read_files(source, problems), from_command_line(overrides, problems))
+    layer = merge(_read_files(source, problems, retired or {}), from_command_line(overrides, problems))
     whole_file = Place(printed(source), 0)
     layer.setdefault("name", Given(Path(source).stem, whole_file))
     run = _validate(layer, whole_file, known or {}, problems)
@@ -52,7 +55,7 @@ def dump_run(run: Run) -> str:
     return dump(run.model_dump() | {name: dict(sorted(getattr(run, name).items())) for name in OPEN_SECTIONS})
 
 
-def _read_files(source: str, problems: Problems) -> Layer:
+def _read_files(source: str, problems: Problems, retired: Mapping[str, Any]) -> Layer:
     """Read the run file and, one after another, the files it extends."""
     merged: Layer = {}
     chain: dict[str, str] = {}
@@ -66,7 +69,7 @@ def _read_files(source: str, problems: Problems) -> Layer:
         file = Place(printed(source), rank=len(chain))
         chain[identity] = file.source
         try:
-            layer = from_table(parse_mapping(text), file, problems)
+            layer = from_table(parse_mapping(text), file, problems, retired)
         except YamlTextError as error:
             raise UserError(f"{file.at(error.line)}: {error.problem}") from None
         extends = layer.pop("extends", None)

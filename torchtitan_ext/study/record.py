@@ -11,6 +11,7 @@ from typing import Any
 
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.files import write_file
+from torchtitan_ext.older import RETIRED_KEYS
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file import load_run
 from torchtitan_ext.run_file.schema import fields
@@ -73,7 +74,7 @@ def check_folder(plan: Plan) -> None:
 
 def _check_same_recipe(run: PlannedRun, resolved: ResolvedRun) -> None:
     """A run folder may go on with another recipe, but in a study that would be an unfair run, or one left as it was."""
-    begun = load_run(run.folder / "run.yaml")
+    begun = load_run(run.folder / "run.yaml", retired=RETIRED_KEYS)
     for name in RECIPE:
         before, now = (attrgetter(name)(one) for one in (begun, resolved.run))
         if before != now:

@@ -22,6 +22,7 @@ from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.registry import variant_of
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.older import RETIRED_KEYS
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.sizes import Shape
@@ -90,7 +91,7 @@ def describe(folder: RunFolder) -> Description:
             f"{folder.path / 'facts.json'} does not describe a model this version knows ({error})"
         ) from error
     variant = variant_of(name).with_options(options, lambda key: str(folder.path / "facts.json"))
-    return Description(load_run(run_file), facts, shape, variant)
+    return Description(load_run(run_file, retired=RETIRED_KEYS), facts, shape, variant)
 
 
 def find_checkpoint(folder: RunFolder, step: int | None = None) -> tuple[int, Path]:
@@ -98,8 +99,10 @@ def find_checkpoint(folder: RunFolder, step: int | None = None) -> tuple[int, Pa
     (``restore`` checks what is in them).
 
     Raises:
-        UserError: there is none, or it is damaged; the message names the steps that there are.
+        UserError: there is none, or it is damaged; the message names the steps that there are. Or an older version
+            trained the run wrongly.
     """
+    folder.check_trained_right()
     steps = saved_steps(folder.checkpoint_path)
     if not steps:
         raise UserError(f"{folder.path} has no checkpoint yet; the run has to reach its first one")
