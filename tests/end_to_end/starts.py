@@ -96,6 +96,11 @@ def kill_after(step: int) -> None:
     after_step(step, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def cut_after(step: int, path: str) -> None:
+    """The first rank cuts off half of a file after ``step``."""
+    after_step(step, lambda _: cut(path) if RANK == 0 else None)
+
+
 def kill_while_saving() -> None:
     """The first rank ends when all files of a checkpoint are written but their list."""
     checkpoints.Checkpoints._finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]

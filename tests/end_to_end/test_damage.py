@@ -121,6 +121,9 @@ def ended(run_file: Path, base: Path, data: Path) -> dict[str, Ended]:
     starts.add("preempted", "milestone", *cuts, overrides=MILESTONES, during=[["stop_after", 4]])
     starts.add("gone on", "milestone", overrides=MILESTONES)
 
+    two = [*SHORT, "--training.steps", "9", "--checkpoint.keep_last", "2"]
+    starts.add("meanwhile", "meanwhile", overrides=two, during=[["cut_after", 7, file("meanwhile", 6)]])
+
     starts.add("weight", "weight", overrides=DIVERGING, during=[["spoil_weight", 6, "layers.1.ffn_norm.weight"]])
     stopped = [["spoil_weight", 6, "layers.1.ffn_norm.weight"], ["stop_after", 6]]
     starts.add("weight, stopped", "stopped", overrides=DIVERGING, during=stopped)
@@ -219,6 +222,12 @@ def test_what_is_saved_after_damaged_checkpoints_is_kept(ended: dict[str, Ended]
     assert str(again.folder / "checkpoint" / "step-4") in again.outputs[1]
     assert again.checkpoints == ["step-3", "step-6", "step-9"]
     assert again.losses == ended["milestone"].losses
+
+
+def test_a_checkpoint_damaged_while_the_run_goes_on_does_not_count(ended: dict[str, Ended]) -> None:
+    meanwhile = ended["meanwhile"]
+    assert meanwhile.statuses == [0, 0], meanwhile.outputs
+    assert meanwhile.checkpoints == ["step-3", "step-9"], "two whole ones, without step 6"
 
 
 @pytest.mark.parametrize(
