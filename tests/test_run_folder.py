@@ -58,7 +58,7 @@ def test_status_and_facts_carry_the_format(folder: RunFolder) -> None:
 
 def test_another_format_is_refused(folder: RunFolder) -> None:
     (folder.path / "facts.json").write_text(json.dumps({"format": FORMAT + 1}))
-    with pytest.raises(UserError, match=f"format {FORMAT + 1}, this version reads format {FORMAT}"):
+    with pytest.raises(UserError, match=f"format {FORMAT + 1}, this version reads the formats up to {FORMAT}"):
         folder.facts()
 
 
