@@ -1,12 +1,13 @@
 """torchrun, for people: ``python -m launch.elastic TORCHRUN-ARGUMENTS``.
 
-On SIGTERM and SIGINT torchrun passes the signal on, waits for its workers, which save and leave, and then raises; here
-that is one line. When a worker fails, this shows what went wrong on the ranks that the console does not show. A mistake
+On SIGTERM, SIGINT and SIGHUP torchrun passes the signal on, waits for its workers, which save and leave, and then
+raises; here that is one line. When a worker fails, this shows what went wrong on the ranks that the console does not show. A mistake
 that a worker has explained needs no traceback of torchrun's.
 
 Exit status: that of torchrun, or 128 + the signal's number.
 """
 
+import signal
 import sys
 
 from torch.distributed import run as torchrun
@@ -20,8 +21,13 @@ rank raises."""
 
 
 def run() -> int:
+    arguments = torchrun.parse_args(None)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup the end of the terminal is nobody's business; torchrun would end the run all the same.
+        kept = [name for name in arguments.signals_to_handle.split(",") if name != "SIGHUP"]
+        arguments.signals_to_handle = ",".join(kept)
     try:
-        torchrun.run(torchrun.parse_args(None))
+        torchrun.run(arguments)
     except SignalException as stop:
         print(f"stopped by {stop.sigval.name}; the same command resumes", file=sys.stderr)
         return 128 + stop.sigval

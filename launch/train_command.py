@@ -32,15 +32,15 @@ def run(args: argparse.Namespace) -> int:
     from torchtitan_ext.resolve import load_resolved
     from torchtitan_ext.run_folder import RunFolder
     from torchtitan_ext.run_lock import holder_of
-    from torchtitan_ext.start import check_same_run
+    from torchtitan_ext.start import check_folder
 
     resolved = load_resolved(args.run_file, args.overrides)
     if args.print_config:
         print(dump_run(resolved.run), end="")
         return 0
     folder = RunFolder(resolved.run.folder)
+    check_folder(resolved)
     if folder.exists:
-        check_same_run(resolved, folder)
         status = folder.status() or {}
         if status.get("state") == "finished" and status["step"] >= resolved.steps:
             print(f"{folder.path} is finished at step {status['step']}; raise training.steps to train on")

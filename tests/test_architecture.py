@@ -12,6 +12,12 @@ ROOMS = {
     "torchtitan_ext/files.py": set(),
     "torchtitan_ext/sizes.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/recipe.py": {"torchtitan_ext.errors", "torchtitan_ext.sizes"},
+    "torchtitan_ext/resumption.py": {
+        "torchtitan_ext.older",
+        "torchtitan_ext.resolve",
+        "torchtitan_ext.run_file",
+        "torchtitan_ext.run_folder",
+    },
     "torchtitan_ext/older.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/run_folder.py": {"torchtitan_ext.errors", "torchtitan_ext.files", "torchtitan_ext.older"},
     "torchtitan_ext/run_lock.py": {"torchtitan_ext.errors"},

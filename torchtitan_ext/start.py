@@ -2,6 +2,7 @@
 run."""
 
 import importlib.metadata
+import logging
 import platform
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ from data_prep.dataset import TokenDataset
 from torchtitan_ext.agreement import Gather, alone, by_first, together
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.resolve import ResolvedRun
+from torchtitan_ext.resumption import changes
 from torchtitan_ext.run_file import dump_run
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.run_lock import RunLock
@@ -52,8 +54,12 @@ def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLo
         return folder.compared_data()
 
     def begin(compared: dict[str, Any]) -> None:
+        revision = _revision()
+        changed = list(changes(resolved, folder, revision))
+        for change in changed:
+            logging.getLogger(__name__).warning(f"Changed since the last start: {change}")
         folder.write_run(dump_run(resolved.run))
-        folder.append_code(_code())
+        folder.append_code(_code(revision, changed))
         folder.write_compared_data(compared)
         folder.write_facts(resolved.facts())
 
@@ -112,7 +118,9 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _code() -> str:
+def _revision() -> str:
+    """The revision of the code, and whether the files are what was committed."""
+
     def git(*arguments: str) -> str:
         here = Path(__file__).parent
         try:
@@ -124,10 +132,17 @@ def _code() -> str:
     revision = git("rev-parse", "HEAD") or "not a git checkout"
     if git("status", "--porcelain", "--untracked-files=no"):
         revision += " with uncommitted changes"
+    return revision
+
+
+def _code(revision: str, changed: list[str]) -> str:
+    """What ``code.txt`` gets about a start."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
         f"started   {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC on {platform.node()}\n"
         f"command   {shlex.join(sys.argv)}\n"
         f"revision  {revision}\n"
-        f"versions  python {platform.python_version()}, {versions}\n\n"
+        f"versions  python {platform.python_version()}, {versions}\n"
+        + "".join(f"changed   {change}\n" for change in changed)
+        + "\n"
     )

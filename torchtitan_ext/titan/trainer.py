@@ -35,6 +35,12 @@ from .parallelize import check_storages
 from .ranks import Ranks
 
 
+def stopping_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a run to save and leave. A process under ``nohup`` goes on ignoring SIGHUP."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else []))
+
+
 class DepthTrainer(Trainer):
     """Train one run. Raises what torchtitan raises; the folder's status says how the run ended."""
 
@@ -95,9 +101,9 @@ class DepthTrainer(Trainer):
         return Progress(step=self.step, tokens=tokens, train_seconds=self.train_seconds + running)
 
     def train(self) -> None:
-        """Train from the newest checkpoint to the last step, or until SIGTERM or SIGINT asks to stop or the run's
-        stopping rule ends it."""
-        handlers = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Train from the newest checkpoint to the last step, or until SIGTERM, SIGINT or SIGHUP asks to stop, or until
+        the run's stopping rule ends it."""
+        handlers = {number: signal.signal(number, self._request_stop) for number in stopping_signals()}
         stop_with_parent()
         try:
             super().train()
