@@ -1,8 +1,8 @@
 """torchrun, for people: ``python -m launch.elastic TORCHRUN-ARGUMENTS``.
 
 On SIGTERM, SIGINT and SIGHUP torchrun passes the signal on, waits for its workers, which save and leave, and then
-raises; here that is one line. When a worker fails, this shows what went wrong on the ranks that the console does not show. A mistake
-that a worker has explained needs no traceback of torchrun's.
+raises; here that is one line. When a worker fails, this shows what went wrong on the ranks that the console does not
+show. A mistake that a worker has explained needs no traceback of torchrun's.
 
 Exit status: that of torchrun, or 128 + the signal's number.
 """

@@ -18,30 +18,27 @@ sparse read and the value map not converge and the full form end 0.5 behind; the
 report does not say what its runs did. These are the ways in which such reads were found or are known to go wrong, and
 what is done:
 
-* *Queries that move too fast.* ⟨q, k⟩ sums K coordinates of size 1, so one step of Adam, which moves every coordinate
-  of q by the learning rate whatever the gradient, moves a logit by up to K times that, and the weights run to one
-  source on noise. So what is learned is √K q, as if attention's factor K^(-1/2) were on the logit (choice; the paper
-  has none). Measured (12 layers, width 64, characters of Shakespeare, AdamW at 6e-3, 160 steps, one seed,
-  ``control_block``): the largest gradient norm after warm-up is 20 without the factor and 1.3 with it, the evaluation
-  loss 3.08 and 2.92; 2.79 with queries held at zero. At K = 1536 the difference is √24 times as large.
+* *How far a step moves a query.* ⟨q, k⟩ sums K coordinates of size 1, so one step of Adam, which moves every coordinate
+  of q by the learning rate whatever the gradient, moves a logit by up to K times that. The published code learns q
+  itself all the same (fla-org/flash-linear-attention, ops/attnres/naive.py, scale 1; arXiv 2605.18855's code), and so
+  does this. With ``query_scale`` "inverse_sqrt" what is learned is √K q, and q moves √K times less: slower than is good
+  in the runs that were measured (docs/variants.md, "The scale of depth queries").
 * *Rounding.* Softmax, norms and logits are in fp32: a logit of 30 in bf16 is off by up to 0.06, the weight by 6%.
-* *Where a run starts.* Queries start at zero, so that every read starts as the uniform mean, turned by RoPE or not. A
-  mean of n sources is n times smaller than their sum, but the norm that follows takes the factor out again, forward
-  and backward: with ``granularity`` "sublayer" and ``block_summary`` "sum" the model starts as the standard one.
+* *Where a run starts.* Queries start at zero, so that every read starts as the uniform mean, turned by RoPE or not. With
+  ``granularity`` "sublayer" and ``block_summary`` "sum" that mean is the standard model's residual stream, divided by
+  the number n of sources. The norm that follows takes the factor out again only where its eps is small beside the
+  squares of what it gets: it computes what the standard model's norm would with n² eps. With embeddings of standard
+  deviation 0.02 and eps 1e-5 that is another function at the start (logits differ by a third in ``attnres_full`` at
+  100M, by 2% in ``attnres_block``; tests/depth/test_attention_over_depth.py). With ``read_scale`` "sources" (ours) the
+  read is multiplied by n, and the model starts as the standard one.
 * *RoPE over depth* turns the query alone, and keeps its length: no logit gets larger than without.
 * *Sparse reads.* Counting "every 4th" from the reader makes an old block come and go with depth, and may drop the
-  embedding. Here blocks are numbered from the embedding, number 0, which so is always kept; a block once dropped
+  embedding. Here blocks are numbered from the embedding, number 0, which is therefore always kept; a block once dropped
   stays dropped.
-* *The value map* starts at the identity; from a random one (standard deviation 0.02) the same test ends at 2.62 after
-  400 steps, not 2.54. As α does not depend on it, it is applied once, to the sum.
+* *The value map* starts at the identity. As α does not depend on it, it is applied once, to the sum.
 * *Sources that are states* each contain all earlier ones: keys look alike, and a mean of L states holds the embedding
   L times and the last layer once. arXiv 2605.18855 reports perplexity 33.4 against 29.7 of the standard model for the
-  full form with such sources at 36 layers (WANDB_RUNS.md of its code). At 12 layers the test above shows no harm.
-
-After 400 steps of that test the named variants end between 2.35 (``delta_attnres``) and 2.60 (``block_gqa_depth``), the
-standard model at 2.37, none of them diverging. Twelve layers are too few for ``block_sparse_depth`` to leave a block
-out; with blocks of 1, the 2 nearest and every 3rd it ends at 2.62 after one jump of the loss by 1.5. Not run:
-``attnres_low_rank``, and the two deep variants, whose declarations are those of their shallow namesakes.
+  full form with such sources at 36 layers (WANDB_RUNS.md of its code).
 """
 
 from collections.abc import Sequence
@@ -95,9 +92,9 @@ class DepthStream(Stream):
     """Both ends of the depth state, and everything that the reads of a model learn.
 
     Attributes (absent where the variant has no use for them):
-        queries: √K q, [queries, K], zero at first.
+        queries: q, or √K q where the variant's ``query_scale`` says so, [queries, K].
         gains: γ, [reads, K] or [blocks, K], one at first.
-        query_down, query_up: [reads, R, D] and [reads, R, K]; where the current input is x, √K q has the further term
+        query_down, query_up: [reads, R, D] and [reads, R, K]; where the current input is x, that has the further term
             Σ_r (query_down x)_r query_up_r; query_up is zero at first.
         value_map: [D, D], the identity at first.
     """
