@@ -18,8 +18,9 @@ from launch.torchrun import default_processes
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.orphans import stop_with_parent
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.shipped import RUN_FILES
 
-STUDY_FILE = Path(__file__).resolve().parent.parent / "train_configs" / "studies" / "cpu_demo.yaml"
+STUDY_FILE = RUN_FILES / "studies" / "cpu_demo.yaml"
 SMALLEST = [
     *("--name", "quickstart", "--variants", "[standard, control_block]", "--seeds", "[0]", "--sizes", "[1.2M]"),
     *("--set.training.steps", "60"),

@@ -25,6 +25,7 @@ ROOMS = {
     "torchtitan_ext/follow.py": set(),
     "torchtitan_ext/orphans.py": set(),
     "torchtitan_ext/units.py": set(),
+    "torchtitan_ext/shipped.py": set(),
     "torchtitan_ext/gpus.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/parameter_groups.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/run_file": {"torchtitan_ext.errors", "torchtitan_ext.parameter_groups", "torchtitan_ext.run_file"},
@@ -45,6 +46,7 @@ ROOMS = {
     "data_prep": {"torchtitan_ext.errors", "torchtitan_ext.files", "data_prep"},
     "launch": {
         "torchtitan_ext.errors",
+        "torchtitan_ext.shipped",
         "torchtitan_ext.resolve",
         "torchtitan_ext.run_file",
         "torchtitan_ext.run_folder",

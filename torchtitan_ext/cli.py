@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from torchtitan_ext.errors import UserError, nearest
+from torchtitan_ext.shipped import found
 
 COMMANDS = {
     "prep": ("data_prep.command", "turn text into a data set of tokens"),
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(_usage())
             return 0
-        name, rest = arguments[0], arguments[1:]
+        name, rest = arguments[0], [found(argument) for argument in arguments[1:]]
         if name not in COMMANDS:
             raise UserError(f"depth {name} is not a command; {nearest(name, COMMANDS)}")
         module = importlib.import_module(COMMANDS[name][0])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RUN_FILES = Path(__file__).resolve().parent.parent / "train_configs"
+from torchtitan_ext.shipped import RUN_FILES
 
 
 def _names() -> dict[str, Path]:

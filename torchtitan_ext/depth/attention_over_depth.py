@@ -24,13 +24,13 @@ what is done:
   does this. With ``query_scale`` "inverse_sqrt" what is learned is √K q, and q moves √K times less: slower than is good
   in the runs that were measured (docs/variants.md, "The scale of depth queries").
 * *Rounding.* Softmax, norms and logits are in fp32: a logit of 30 in bf16 is off by up to 0.06, the weight by 6%.
-* *Where a run starts.* Queries start at zero, so that every read starts as the uniform mean, turned by RoPE or not. With
-  ``granularity`` "sublayer" and ``block_summary`` "sum" that mean is the standard model's residual stream, divided by
-  the number n of sources. The norm that follows takes the factor out again only where its eps is small beside the
-  squares of what it gets: it computes what the standard model's norm would with n² eps. With embeddings of standard
-  deviation 0.02 and eps 1e-5 that is another function at the start (logits differ by a third in ``attnres_full`` at
-  100M, by 2% in ``attnres_block``; tests/depth/test_attention_over_depth.py). With ``read_scale`` "sources" (ours) the
-  read is multiplied by n, and the model starts as the standard one.
+* *Where a run starts.* Queries start at zero, so that every read starts as the uniform mean, turned by RoPE or not.
+  With ``granularity`` "sublayer" and ``block_summary`` "sum" that mean is the standard model's residual stream,
+  divided by the number n of sources. The norm that follows takes the factor out again only where its eps is small
+  beside the squares of what it gets: it computes what the standard model's norm would with n² eps. With embeddings of
+  standard deviation 0.02 and eps 1e-5 that is another function at the start (logits differ by a third in
+  ``attnres_full`` at 100M, by 2% in ``attnres_block``; tests/depth/test_attention_over_depth.py). With ``read_scale``
+  "sources" (ours) the read is multiplied by n, and the model starts as the standard one.
 * *RoPE over depth* turns the query alone, and keeps its length: no logit gets larger than without.
 * *Sparse reads.* Counting "every 4th" from the reader makes an old block come and go with depth, and may drop the
   embedding. Here blocks are numbered from the embedding, number 0, which is therefore always kept; a block once dropped
