@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from eval.evaluate.scale import keep_to_scale
 from torchtitan_ext.files import write_file
 
 WIDTH = 80
@@ -118,7 +119,7 @@ def picture(results: dict[str, Any]) -> Figure:
         bins = results[key]
         # A bin is drawn at the middle of its positions on a logarithmic axis; none before at ½.
         at = [math.sqrt(max(row["start"], 0.5) * max(row["stop"], 0.5)) for row in bins]
-        loss = [row["loss"] for row in bins]
+        loss, tokens = [row["loss"] for row in bins], [row["tokens"] for row in bins]
         axes = rows[0][column]
         axes.plot(at, loss, marker="o", markersize=3, label=f"{results['variant']}, step {results['step']}")
         if compared:
@@ -129,6 +130,8 @@ def picture(results: dict[str, Any]) -> Figure:
             below.axhline(0.0, color="black", linewidth=0.8)
             below.plot(at, [row["difference"] for row in bins], marker="o", markersize=3, color="C2")
             below.set_ylabel("difference in loss, nats per token")
+            keep_to_scale(below, at, tokens, [row["difference"] for row in bins], also=[0.0])
+        keep_to_scale(axes, at, tokens, loss, *([other] if compared else []))
         axes.set_ylabel("held-out loss, nats per token")
         axes.legend()
         for panel in rows[:, column]:
