@@ -289,7 +289,7 @@ class Recording(HarnessModel):
 
 
 DCLM = {
-    # Task: examples, choices (in DCLM's eval_meta_data: #shots, Random baseline), mark of the start of a question.
+    # Task: examples, choices (DCLM's eval_meta_data_v1.csv: #shots, Random baseline), mark of the start of a question.
     "hellaswag@0": (0, 4, ": The "),
     "hellaswag@10": (10, 4, ": The "),
     "arc_easy@10": (10, 4, "What has a"),
