@@ -48,6 +48,7 @@ class Outcome:
                 if (theirs := other.shares.get(task, {}).get(metric)) is not None
             }
             for task, metrics in self.shares.items()
+            if metrics
         }
 
 
