@@ -38,12 +38,16 @@ _UNITS = {
 _WORDS = {"flops": "FLOPs"}
 _RESOLVED = 1000
 """Even the shortest curve ends at this many units or more, so that rounding moves its end by less than 0.1%."""
+_AT_THE_END = "values_at_the_end"
+"""TensorBoard shows groups of cards by the alphabet of their names: those with a curve come before this one."""
 _FINAL = {
-    "final/loss": "final loss",
-    "final/difference": "difference to the baseline",
-    "final/tokens_per_s": "tokens per second",
-    "final/peak_memory_gib": "peak memory (GiB)",
+    f"{_AT_THE_END}/loss": "final loss",
+    f"{_AT_THE_END}/difference": "difference to the baseline",
+    f"{_AT_THE_END}/tokens_per_s": "tokens per second",
+    f"{_AT_THE_END}/peak_memory_gib": "peak memory (GiB)",
 }
+_TREND = "trend_of_final_loss"
+"""Curves with a point for each size, so behind those of training."""
 _OPTIONS = ("variant", "size", "control", "seeds", "parameters", "flops_per_token")
 
 
@@ -133,7 +137,7 @@ def make_runs(results: Results) -> dict[str, Curves]:
                 curve = sorted((getattr(point, what), point.loss) for point in ladder.points)
                 steps = by.steps(x for x, _ in curve)
                 found = runs.setdefault(_name(ladder.label, None), Curves())
-                found.points[f"scaling_final_loss/{by.name}"] = list(zip(steps, [y for _, y in curve], strict=True))
+                found.points[f"{_TREND}/{by.name}"] = list(zip(steps, [y for _, y in curve], strict=True))
     return runs
 
 
@@ -157,10 +161,10 @@ def _row(group: GroupResult, family: FamilyResult, axes: Mapping[str, Axis]) -> 
         for name, band in bands.items():
             curves.points[f"{kind}/{axes[name].name}"] = _curve(band, axes[name])
     final = {
-        "final/loss": group.loss,
-        "final/difference": group.mean,
-        "final/tokens_per_s": group.costs["tokens_per_s"].value,
-        "final/peak_memory_gib": group.costs["peak_memory_gib"].value,
+        f"{_AT_THE_END}/loss": group.loss,
+        f"{_AT_THE_END}/difference": group.mean,
+        f"{_AT_THE_END}/tokens_per_s": group.costs["tokens_per_s"].value,
+        f"{_AT_THE_END}/peak_memory_gib": group.costs["peak_memory_gib"].value,
     }
     curves.points |= {tag: [(0, value)] for tag, value in final.items() if value is not None}
     options: dict[str, str | float | None] = {

@@ -1,12 +1,13 @@
 """Measure one trained model: its loss on held-out text, what it writes, its marks in downstream tasks.
 
-Without --prompt and --tasks, or with --data or --baseline, it scores every token of the held-out split once and shows
-the loss by position; against a baseline, also where in the text the two models differ. Results go to the run folder as
-JSON, with a picture.
+Without --prompt, --tasks and --suite, or with --data or --baseline, it scores every token of the held-out split once
+and shows the loss by position; against a baseline, also where in the text and in which tasks the two models differ.
+Results go to the run folder as JSON, with a picture.
 
 example: depth eval runs/m_gate_10m --baseline runs/standard_10m
          depth eval runs/m_gate_10m --prompt "It was a" --temperature 0.8 --top-k 50
          depth eval runs/m_gate_10m --tasks hellaswag piqa lambada_openai
+         depth eval runs/m_gate_10m --suite core --baseline runs/standard_10m
 """
 
 import argparse
@@ -14,6 +15,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+from eval.evaluate.suites import SUITES
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 
@@ -37,14 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     writing.add_argument("--seed", type=int, default=0, help="of the choices (default: %(default)s)")
     tasks = parser.add_argument_group("downstream tasks, with pip install 'torchtitan-ext[eval]'")
     tasks.add_argument("--tasks", nargs="+", metavar="TASK", default=[], help="names in lm-evaluation-harness")
+    summaries = "; ".join(f"{name}: {suite.summary}" for name, suite in SUITES.items())
+    tasks.add_argument("--suite", choices=list(SUITES), help=f"a set of tasks and its mean; {summaries}")
+    tasks.add_argument("--bos", action="store_true", help="begin every question with an end-of-text token")
     tasks.add_argument("--task-folder", metavar="FOLDER", help="further task files (YAML)")
     tasks.add_argument("--limit", type=int, help="questions of each task, for a quick look (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    if args.tasks and importlib.util.find_spec("lm_eval") is None:
-        raise UserError("--tasks needs lm-evaluation-harness; pip install 'torchtitan-ext[eval]'")
+    if (args.tasks or args.suite) and importlib.util.find_spec("lm_eval") is None:
+        raise UserError("--tasks and --suite need lm-evaluation-harness; pip install 'torchtitan-ext[eval]'")
     # Everything that can be wrong is found here, once, rather than by every process.
     from eval.evaluate.job import Checkpoint, Job, evaluate
     from eval.evaluate.processes import default_processes, share_out
@@ -61,13 +66,15 @@ def run(args: argparse.Namespace) -> int:
         checkpoint=Checkpoint(folder.path, step),
         data=data.path,
         own_data=own_data,
-        heldout=bool(args.data or args.baseline or not (args.prompt or args.tasks)),
+        heldout=bool(args.data or args.baseline or not (args.prompt or args.tasks or args.suite)),
         baseline=baseline,
         precision=args.precision,
         prompts=tuple(args.prompt),
         max_tokens=args.max_tokens,
         sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),
         tasks=tuple(args.tasks),
+        suite=args.suite,
+        bos=args.bos,
         task_folder=args.task_folder,
         task_limit=args.limit,
         top=args.top,
@@ -93,6 +100,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out} is for the results, and the picture goes beside them; give a name in .json")
     if args.task_folder is not None and not Path(args.task_folder).is_dir():
         raise UserError(f"--task-folder {args.task_folder} is not a folder; give the one with the task files (YAML)")
+    if args.bos and not (args.tasks or args.suite):
+        raise UserError("--bos is about the questions of tasks; give --tasks or --suite as well")
+    for name in SUITES.keys() & set(args.tasks):
+        others = [task for task in args.tasks if task not in SUITES]
+        rest = f" and the others with --tasks {' '.join(others)}" if others else ""
+        raise UserError(f"--tasks {name}: that is a set of tasks; ask for it with --suite {name}{rest}")
     for prompt in args.prompt:
         try:
             prompt.encode()

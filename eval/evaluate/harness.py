@@ -42,8 +42,12 @@ class HarnessModel(TemplateLM):
     raises ``UserError`` when the processes were given different questions, whose answers cannot be put together.
     """
 
-    def __init__(self, restored: Restored, tokenizer: Tokenizer, eot_id: int, processes: Processes) -> None:
+    def __init__(
+        self, restored: Restored, tokenizer: Tokenizer, eot_id: int, processes: Processes, *, bos: bool = False
+    ) -> None:
+        """``bos``: whether every context begins with an end-of-text token, as documents did in training."""
         super().__init__()
+        self.bos = bos
         self.model = restored.model
         self.window = restored.description.seq_len
         self.document_mask = restored.description.run.data.document_mask
@@ -72,7 +76,11 @@ class HarnessModel(TemplateLM):
     ) -> list[Scored]:
         self._check_same(texts for texts, _, _ in requests)
         # A context of spaces alone has no token: the harness moves spaces at its end into the continuation.
-        return self._score_whole([(context or [self.eot_id], continuation) for _, context, continuation in requests])
+        return self._score_whole([(self._begun(context), continuation) for _, context, continuation in requests])
+
+    def _begun(self, context: list[int]) -> list[int]:
+        begun = self.bos and context[:1] != [self.eot_id]
+        return [self.eot_id, *context] if begun or not context else context
 
     def _score_whole(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
         """Score continuations of any length behind contexts of at least one token, each token of them once."""
@@ -168,7 +176,7 @@ class HarnessModel(TemplateLM):
         sampling = Sampling(temperature, int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0)))
         rows = generate(
             self.model,
-            [(self.tok_encode(context) or [self.eot_id])[-(self.window - max_tokens) :] for context in contexts],
+            [self._begun(self.tok_encode(context))[-(self.window - max_tokens) :] for context in contexts],
             max_tokens=max_tokens,
             window=self.window,
             eot_id=self.eot_id,

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,9 +13,13 @@ from eval.evaluate.processes import Processes, device_of
 from eval.evaluate.report import show, write
 from eval.evaluate.sample import Sampling, generate
 from eval.evaluate.score import HeldOutTokens, TokenLosses, score
+from eval.evaluate.suites import SUITES
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.titan.restore import Description, Restored, restore
+
+if TYPE_CHECKING:
+    from eval.evaluate.tasks import Outcome, Tasks
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FORMAT = 1
@@ -37,6 +41,7 @@ class Job:
         data: the data set folder whose held-out split and tokeniser are used.
         heldout: whether to score the held-out split; ``baseline`` is scored beside it.
         own_data: whether that split is the one that was held out in training.
+        bos: whether every question of a task begins with an end-of-text token.
         out: the JSON file for the results; a picture goes beside it.
     """
 
@@ -50,6 +55,8 @@ class Job:
     max_tokens: int
     sampling: Sampling
     tasks: tuple[str, ...]
+    suite: str | None
+    bos: bool
     task_folder: str | None
     task_limit: int | None
     top: int
@@ -61,6 +68,7 @@ def evaluate(processes: Processes, job: Job) -> None:
     dataset = TokenDataset.open(job.data)
     # Before the work, so that a damaged file costs none of it.
     logged = _logged(job.checkpoint) if processes.first and job.heldout and job.own_data else None
+    tasks = _tasks(job)
     restored = load(job.checkpoint, job.precision, processes)
     description = restored.description
     facts = description.facts
@@ -75,8 +83,12 @@ def evaluate(processes: Processes, job: Job) -> None:
     }
     if job.prompts and processes.first:
         results["samples"] = _samples(job, restored, dataset)
-    if job.tasks:
-        results["tasks"] = _marks(job, restored, dataset, processes)
+    outcome = None
+    if tasks is not None:
+        outcome = _ask(job, tasks, restored, dataset, processes)
+        results["tasks"] = outcome.marks
+        if job.suite is not None:
+            results["suite"] = {"name": job.suite, "tasks": [asdict(task) for task in SUITES[job.suite].tasks]}
     if job.heldout:
         text = HeldOutTokens.read(dataset)
         losses = _score(restored, text, processes)
@@ -85,6 +97,10 @@ def evaluate(processes: Processes, job: Job) -> None:
             del restored  # room for the other
             other = load(job.baseline, job.precision, processes)
             baseline = _score(other, text, processes)
+            if tasks is not None and outcome is not None:
+                others = _ask(job, tasks, other, dataset, processes)
+                results["baseline_tasks"] = others.marks
+                results["tasks_comparison"] = outcome.against(others)
             results["baseline"] = {
                 "run": str(job.baseline.folder),
                 "step": job.baseline.step,
@@ -171,13 +187,20 @@ def _logged(checkpoint: Checkpoint) -> float | None:
     return None
 
 
-def _marks(job: Job, restored: Restored, dataset: TokenDataset, processes: Processes) -> dict[str, dict[str, Any]]:
+def _tasks(job: Job) -> "Tasks | None":
+    if not job.tasks and job.suite is None:
+        return None
     # An extra of the package, imported only where it is asked for.
-    from eval.evaluate.harness import HarnessModel
-    from eval.evaluate.tasks import run_tasks
+    from eval.evaluate.tasks import Tasks
 
-    model = HarnessModel(restored, dataset.tokenizer(), dataset.eot_id, processes)
-    return run_tasks(model, job.tasks, folder=job.task_folder, limit=job.task_limit)
+    return Tasks(job.tasks, suite=job.suite, folder=job.task_folder)
+
+
+def _ask(job: Job, tasks: "Tasks", restored: Restored, dataset: TokenDataset, processes: Processes) -> "Outcome":
+    from eval.evaluate.harness import HarnessModel
+
+    model = HarnessModel(restored, dataset.tokenizer(), dataset.eot_id, processes, bos=job.bos)
+    return tasks.run(model, job.task_limit)
 
 
 def _samples(job: Job, restored: Restored, dataset: TokenDataset) -> list[dict[str, Any]]:

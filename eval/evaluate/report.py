@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from eval.evaluate.scale import keep_to_scale
 from torchtitan_ext.files import write_file
 
 WIDTH = 80
@@ -27,6 +28,10 @@ def show(results: dict[str, Any], out: Path) -> None:
         print("---")
     if "tasks" in results:
         _show_tasks(results["tasks"])
+    if "suite" in results:
+        _show_suite(results["suite"])
+    if "tasks_comparison" in results:
+        _show_tasks_comparison(results)
     if "heldout" in results:
         _show_heldout(results)
     if "comparison" in results:
@@ -43,6 +48,23 @@ def _show_tasks(tasks: dict[str, dict[str, Any]]) -> None:
                 error = marks.get(f"{measure}_stderr{comma}{answers}")
                 spread = f"{error:10.4f}" if isinstance(error, float) else f"{'':>10}"
                 print(f"{name[:34]:<34} {metric[:22]:<22} {value:>10.4f} {spread}")
+
+
+def _show_suite(suite: dict[str, Any]) -> None:
+    print(f"\n{suite['name']}: centred_mean is the mean of (score - chance) / (1 - chance) over its tasks.")
+    print("It cannot be compared with published numbers of that name: docs/evaluation.md.")
+
+
+def _show_tasks_comparison(results: dict[str, Any]) -> None:
+    baseline = results["baseline"]
+    print(f"\ntasks against {baseline['run']}, step {baseline['step']}: {baseline['size']} {baseline['variant']}")
+    print(f"{'task':<34} {'metric':<22} {'difference':>10} {'± s.e.':>10}")
+    for name, metrics in results["tasks_comparison"].items():
+        for metric, found in metrics.items():
+            error = found["standard_error"]
+            spread = f"{error:10.4f}" if error is not None else ""
+            print(f"{name[:34]:<34} {metric[:22]:<22} {found['difference']:>+10.4f} {spread}".rstrip())
+    print("s.e. is paired: over the differences of single questions, for these two models.")
 
 
 def _show_heldout(results: dict[str, Any]) -> None:
@@ -118,7 +140,7 @@ def picture(results: dict[str, Any]) -> Figure:
         bins = results[key]
         # A bin is drawn at the middle of its positions on a logarithmic axis; none before at ½.
         at = [math.sqrt(max(row["start"], 0.5) * max(row["stop"], 0.5)) for row in bins]
-        loss = [row["loss"] for row in bins]
+        loss, tokens = [row["loss"] for row in bins], [row["tokens"] for row in bins]
         axes = rows[0][column]
         axes.plot(at, loss, marker="o", markersize=3, label=f"{results['variant']}, step {results['step']}")
         if compared:
@@ -129,6 +151,8 @@ def picture(results: dict[str, Any]) -> Figure:
             below.axhline(0.0, color="black", linewidth=0.8)
             below.plot(at, [row["difference"] for row in bins], marker="o", markersize=3, color="C2")
             below.set_ylabel("difference in loss, nats per token")
+            keep_to_scale(below, at, tokens, [row["difference"] for row in bins], also=[0.0])
+        keep_to_scale(axes, at, tokens, loss, *([other] if compared else []))
         axes.set_ylabel("held-out loss, nats per token")
         axes.legend()
         for panel in rows[:, column]:

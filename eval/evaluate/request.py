@@ -98,16 +98,19 @@ def result_file(
     if args.prompt:
         parts.append("samples")
         hashed["samples"] = [args.prompt, args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed]
-    if args.tasks:
+    if args.tasks or args.suite:
+        parts += ["bos"] if args.bos else []
         parts += [] if args.limit is None else ["limit", str(args.limit)]
+        parts += ["suite", args.suite] if args.suite else []
+        if args.task_folder is not None:
+            hashed["task_folder"] = str(Path(args.task_folder).resolve())
+    if args.tasks:
         names = "+".join(args.tasks)
         if len(names) <= LONGEST_LIST and re.fullmatch(r"[\w.+-]+", names, re.ASCII):
             parts += ["tasks", names]
         else:
             parts.append(f"{len(args.tasks)}-tasks")
             hashed["tasks"] = args.tasks
-        if args.task_folder is not None:
-            hashed["task_folder"] = str(Path(args.task_folder).resolve())
     if hashed:
         parts.append(hashlib.sha256(json.dumps(hashed).encode()).hexdigest()[:8])
     return folder / "eval" / f"{'-'.join(parts)}.json"

@@ -28,6 +28,8 @@ class RunTokenizer:
             "eos_token": eot,
             "pad_token": eot,
             "model_max_length": seq_len,
+            # Up to version 4 a fast tokeniser also gives token_type_ids by default, which a Llama refuses.
+            "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
         }
 

@@ -112,11 +112,26 @@ def test_several_sizes_have_scaling_curves(two_sizes: Results, tmp_path: Path) -
     write_curves(two_sizes, tmp_path / "tb")
     reader = read(tmp_path / "tb")
     assert set(reader.Runs()) == {"standard", "standard/10M", "standard/100M", "moda", "moda/10M", "moda/100M"}
-    steps, losses = scalars(reader, "moda", "scaling_final_loss/by_thousand_parameters")
+    steps, losses = scalars(reader, "moda", "trend_of_final_loss/by_thousand_parameters")
     assert steps == [9300, 99800]
     assert losses == pytest.approx([6 - 0.1 - np.log10(n) / 4 + 0.1 for n in (9.3e6, 9.98e7)], rel=1e-5)
     # All sizes of one picture have one unit: that of the smallest.
     assert scalars(reader, "standard/100M", "heldout_loss/by_GFLOPs")[0][-1] == round(6 * 9.98e7 * 819_200 / 1e9)
+
+
+def test_cards_with_long_curves_come_first(two_sizes: Results, tmp_path: Path) -> None:
+    """TensorBoard sorts groups of cards by name: curves of training, then of a point per size, then single values."""
+    write_curves(two_sizes, tmp_path / "tb")
+    points: dict[str, set[int]] = {}
+    reader = read(tmp_path / "tb")
+    for run, found in reader.Runs().items():
+        for tag in found["scalars"]:
+            points.setdefault(tag.split("/")[0], set()).add(len(reader.Scalars(run, tag)))
+    groups = sorted(points)
+    assert groups[-2:] == ["trend_of_final_loss", "values_at_the_end"]
+    assert points["values_at_the_end"] == {1}
+    assert points["trend_of_final_loss"] == {2}, "one for each size"
+    assert all(min(points[group]) > 2 for group in groups[:-2])
 
 
 def test_sizes_without_a_known_end_have_no_scaling_curve(tmp_path: Path) -> None:
@@ -154,8 +169,12 @@ def test_hparams_describe_each_run(two_variants: Results, tmp_path: Path) -> Non
     (described,) = [tags[metadata.EXPERIMENT_TAG] for tags in found.values() if metadata.EXPERIMENT_TAG in tags]
     experiment = plugin_data_pb2.HParamsPluginData.FromString(described).experiment
     metrics = {info.name.tag for info in experiment.metric_infos}
-    assert metrics == {"final/loss", "final/difference", "final/tokens_per_s", "final/peak_memory_gib"}
-    assert scalars(read(tmp_path / "tb"), "moda", "final/loss")[1] == pytest.approx([6 - 0.105 + 0.1], rel=1e-6)
+    assert metrics == {
+        f"values_at_the_end/{name}" for name in ("loss", "difference", "tokens_per_s", "peak_memory_gib")
+    }
+    assert scalars(read(tmp_path / "tb"), "moda", "values_at_the_end/loss")[1] == pytest.approx(
+        [6 - 0.105 + 0.1], rel=1e-6
+    )
 
 
 def test_a_second_writing_replaces_the_first(two_variants: Results, two_sizes: Results, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("lm_eval", reason="needs the extra `eval`: pip install 'torc
 from lm_eval.api.instance import Instance
 
 from eval.evaluate.harness import HarnessModel
-from eval.evaluate.tasks import run_tasks
+from eval.evaluate.tasks import Tasks
 
 MakeRun = Callable[..., RunFolder]
 QUESTIONS = [
@@ -97,10 +97,10 @@ def test_marks_equal_a_direct_computation(model: HarnessModel, task_folder: Path
         # acc_norm takes the likelihood per character of the choice.
         by_length = [score / len(choice) for score, choice in zip(scores, question["choices"], strict=True)]
         right_by_length += by_length.index(max(by_length)) == question["answer"]
-    marks = run_tasks(model, ["own_questions"], folder=str(task_folder), limit=None)["own_questions"]
+    marks = Tasks(["own_questions"], folder=str(task_folder)).run(model, None).marks["own_questions"]
     assert marks["acc"] == right / 4
     assert marks["acc_norm"] == right_by_length / 4
-    assert run_tasks(model, ["own_questions"], folder=str(task_folder), limit=2)["own_questions"]["sample_len"] == 2
+    assert Tasks(["own_questions"], folder=str(task_folder)).run(model, 2).marks["own_questions"]["sample_len"] == 2
 
 
 def instance(kind: str, *arguments: object) -> Instance:

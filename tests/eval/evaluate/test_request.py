@@ -41,6 +41,8 @@ def name(standard: RunFolder) -> Callable[..., str]:
         (["--precision", "bf16"], "step-10-bf16.json"),
         (["--tasks", "hellaswag"], "step-10-tasks-hellaswag.json"),
         (["--tasks", "arc_easy", "piqa", "--limit", 50], "step-10-limit-50-tasks-arc_easy+piqa.json"),
+        (["--suite", "core", "--tasks", "piqa", "--bos"], "step-10-bos-suite-core-tasks-piqa.json"),
+        (["--suite", "core", "--task-folder", "mine"], "step-10-suite-core-########.json"),
         (["--tasks", "piqa", "--task-folder", "mine"], "step-10-tasks-piqa-########.json"),
         (["--tasks", *("hellaswag",) * 20], "step-10-20-tasks-########.json"),
         (["--tasks", "../piqa"], "step-10-1-tasks-########.json"),
@@ -67,6 +69,8 @@ def test_other_questions_have_other_names(
         *([*prompt, option, 2] for option in ("--max-tokens", "--temperature", "--top-k", "--seed")),
         [*prompt, "--top-p", 0.5],
         *(tasks, ["--tasks", "hellaswag"], ["--tasks", "piqa", "hellaswag"], [*tasks, "--limit", 5]),
+        *(["--suite", "core"], ["--suite", "olmes"], ["--suite", "core", "--bos"], [*tasks, "--bos"]),
+        [*tasks, "--suite", "core"],
         *([*tasks, "--task-folder", tmp_path / place] for place in ("one", "two")),
         *(["--tasks", *("hellaswag",) * count] for count in (20, 21)),
     ]

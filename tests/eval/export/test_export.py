@@ -77,6 +77,10 @@ def test_the_tokeniser_and_the_special_tokens_are_the_data_sets(exported: Path, 
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.eos_token_id == tokenizer.bos_token_id == manifest["eot_id"]
     assert tokenizer.model_max_length == SEQ_LEN
+    # Stated, because the default of transformers 4 has token_type_ids too, which a Llama refuses.
+    settings = json.loads((exported / "tokenizer_config.json").read_text())
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    assert list(tokenizer(text)) == ["input_ids", "attention_mask"]
     generation = load(exported).generation_config
     assert generation.eos_token_id == generation.bos_token_id == generation.pad_token_id == manifest["eot_id"]
 
