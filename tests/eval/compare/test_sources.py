@@ -31,7 +31,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no facts.json": (lambda run: (run / "facts.json").unlink(), "no facts.json"),
     "facts without parameters": (rewrite("facts.json", lambda b: b.replace(b'"parameters"', b'"p"')), "parameters"),
     "facts of a later version": (
-        rewrite("facts.json", lambda b: b.replace(b'"format": 1', b'"format": 9')),
+        rewrite("facts.json", lambda b: b.replace(b'"format": 2', b'"format": 9')),
         "format 9",
     ),
     "no run.yaml": (lambda run: (run / "run.yaml").unlink(), "no run.yaml"),
