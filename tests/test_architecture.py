@@ -18,6 +18,10 @@ ROOMS = {
     "torchtitan_ext/orphans.py": set(),
     "torchtitan_ext/units.py": set(),
     "torchtitan_ext/gpus.py": {"torchtitan_ext.errors"},
+    "torchtitan_ext/cost.py": {
+        "torchtitan_ext.resolve",
+        "data_prep",
+    },
     "torchtitan_ext/parameter_groups.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/run_file": {"torchtitan_ext.errors", "torchtitan_ext.parameter_groups", "torchtitan_ext.run_file"},
     "torchtitan_ext/ops": {"torchtitan_ext.ops", "torch"},
@@ -37,6 +41,7 @@ ROOMS = {
     "data_prep": {"torchtitan_ext.errors", "torchtitan_ext.files", "data_prep"},
     "launch": {
         "torchtitan_ext.errors",
+        "torchtitan_ext.gpus",
         "torchtitan_ext.resolve",
         "torchtitan_ext.run_file",
         "torchtitan_ext.run_folder",
@@ -51,6 +56,7 @@ ROOMS = {
         "torch",  # to count GPUs
     },
     "torchtitan_ext/study": {
+        "torchtitan_ext.cost",
         "torchtitan_ext.errors",
         "torchtitan_ext.gpus",
         "torchtitan_ext.files",
@@ -68,6 +74,7 @@ ROOMS = {
         "data_prep",
     },
     "torchtitan_ext/plan": {
+        "torchtitan_ext.cost",
         "torchtitan_ext.errors",
         "torchtitan_ext.gpus",
         "torchtitan_ext.plan",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from launch.torchrun import default_processes
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.gpus import ASSUMED_MFU, GPUS, Speed
 
 if TYPE_CHECKING:
     from torchtitan_ext.study import Study
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         command.add_argument("file", help="a study file, such as train_configs/studies/cpu_demo.yaml")
         command.add_argument(
-            "--nproc",
+            *("--nproc", "--gpus")[: 2 if name == "plan" else 1],
             type=_positive,
             help="processes of each run, with --slurm over all its nodes (default: one per GPU, shared among --jobs; "
             "without a GPU 2, or 1 with --jobs)",
@@ -48,8 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "status":
             command.add_argument("--watch", action="store_true", help="look again until all runs have ended")
         if name == "plan":
-            command.add_argument("--gpu", default="B200", help="whose hours to estimate (default: %(default)s)")
-            command.add_argument("--mfu", type=float, default=0.4, help="at which MFU (default: %(default)s)")
+            command.add_argument("--gpu", default="B200", help=f"one of {', '.join(GPUS)} (default: %(default)s)")
+            command.add_argument("--mfu", type=float, default=ASSUMED_MFU, help="at which MFU (default: %(default)s)")
+            command.add_argument(
+                "--vocab-size",
+                type=_positive,
+                metavar="N",
+                help="tokens in the vocabulary of a data set that is not prepared yet",
+            )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,9 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, study: "Study") -> int:
     from torchtitan_ext.study import plan_study, plan_text
-    from torchtitan_ext.study.cost import Speed
 
-    print(plan_text(plan_study(study, _processes(args)), Speed(args.gpu, args.mfu)))
+    print(plan_text(plan_study(study, _processes(args), args.vocab_size), Speed(args.gpu, args.mfu)))
     return 0
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchtitan_ext import cli
+from torchtitan_ext.cost import train_tokens
 from torchtitan_ext.study import Plan, PlannedRun, load_study, plan_study, plan_text
-from torchtitan_ext.study.cost import train_tokens
 from torchtitan_ext.study.schema import Budget, Control, Entry, Exclusion, SizeEntry, Stop, Study
 
 STUDIES = Path(__file__).resolve().parents[2] / "train_configs" / "studies"
@@ -58,9 +58,12 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
     for run in plan.runs[:4]:
         assert run.resolved
         assert train_tokens(run.resolved) == 3000 * 32 * 128
-    # The documentation shows this plan, for one process.
-    one = plan_study(load_study(plan.study.file), ranks=1)
-    assert f"seed_m_gate.yaml --nproc 1\n{plan_text(one).rstrip()}\n```" in (DOCS / "studies.md").read_text()
+    # The documentation shows this plan, for one process and before the text is prepared.
+    one = plan_study(load_study(plan.study.file), ranks=1, vocab_size=66)
+    assert (
+        f"seed_m_gate.yaml --nproc 1 --vocab-size 66\n{plan_text(one).rstrip()}\n```"
+        in (DOCS / "studies.md").read_text()
+    )
 
 
 def test_every_key_of_a_study_is_documented() -> None:

@@ -13,24 +13,25 @@ from torchtitan_ext.study.exclusions import Exclusions
 from torchtitan_ext.study.measured import begun_steps, common_step_seconds
 from torchtitan_ext.study.planned import Plan, PlannedRun, TrainCommand
 from torchtitan_ext.study.record import check_folder
-from torchtitan_ext.study.run_keys import RunKeys
+from torchtitan_ext.study.run_keys import Launch, RunKeys
 from torchtitan_ext.study.schema import Study
 
 
-def plan_study(study: Study, ranks: int) -> Plan:
+def plan_study(study: Study, ranks: int, vocab_size: int | None = None) -> Plan:
     """Work out the runs of ``study``, for launches on ``ranks`` processes.
 
-    Nothing is written. The data set has to be there, since shapes follow from its vocabulary; wall-clock controls are
-    solved from the run folders that there are.
+    Nothing is written. The data set has to be there, since shapes follow from its vocabulary, or else the size of its
+    vocabulary be given; such a plan is compared with no run folder. Wall-clock controls are solved from the run folders
+    that there are.
 
     Raises:
         UserError: something in the study, its base run file or its folder does not fit; one line that says where.
     """
-    excluded = Exclusions(study)
+    excluded, launch = Exclusions(study), Launch(ranks, vocab_size)
     runs: list[PlannedRun] = []
     for size, keys in _sizes(study):
         for lr, keys_of_lr in _learning_rates(study, keys):
-            runs += _Planner(study, Group(study, size, keys_of_lr, ranks), lr, excluded).runs()
+            runs += _Planner(study, Group(study, size, keys_of_lr, launch), lr, excluded).runs()
     excluded.check_all_used()
     if not runs:
         raise UserError(f"{study.origin('exclude')}: every run of {study.name} is excluded; nothing is left to run")
@@ -39,7 +40,8 @@ def plan_study(study: Study, ranks: int) -> Plan:
         where = study.origin("stop", "at_step")
         raise UserError(f"{where}: stop.at_step is {study.stop.at_step}, but the longest run has {longest} steps")
     plan = Plan(study, ranks, tuple(runs))
-    check_folder(plan)
+    if vocab_size is None:
+        check_folder(plan)
     return plan
 
 
@@ -163,7 +165,7 @@ class _Planner:
                     own["training.stop_behind"] = self.study.stop.behind
                     own["training.stop_behind_at"] = self.study.stop.at_step
             keys = RunKeys({**own, **case.keys.values}, {**dict.fromkeys(own, case.place), **case.keys.places})
-            resolved = keys.resolve(keys.load(self.study.base_file), self.group.ranks)
+            resolved = keys.resolve(keys.load(self.study.base_file), self.group.launch)
             differences = differences_between(resolved, baseline.resolved if baseline else None)
             check_intended(differences, case.intended, f"{case.place}: {name}")
             command = TrainCommand(self.study.base_file, keys.tokens(), resolved)

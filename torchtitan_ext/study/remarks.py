@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from torchtitan_ext.cost import train_flops, train_tokens
 from torchtitan_ext.resolve import ResolvedRun
-from torchtitan_ext.study.cost import train_flops, train_tokens
 from torchtitan_ext.study.layout import Remark
 from torchtitan_ext.study.planned import Plan, RunsByLabel
 from torchtitan_ext.study.solve import FFN_STEP, HEAD_STEP
