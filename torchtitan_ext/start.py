@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.pruned import check_not_pruned
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file import dump_run
 from torchtitan_ext.run_folder import RunFolder
@@ -33,6 +34,7 @@ def start_run(resolved: ResolvedRun, rank: int) -> RunLock | None:
         folder.create()
         if not fresh:
             check_same_run(resolved, folder)  # before the lock, so that a refusal touches nothing
+            check_not_pruned(folder)
         lock = RunLock(folder.path)
         folder.write_run(dump_run(resolved.run))
         folder.append_code(_code())
