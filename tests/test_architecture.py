@@ -13,6 +13,7 @@ ROOMS = {
     "torchtitan_ext/sizes.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/recipe.py": {"torchtitan_ext.errors", "torchtitan_ext.sizes"},
     "torchtitan_ext/run_folder.py": {"torchtitan_ext.errors", "torchtitan_ext.files"},
+    "torchtitan_ext/pruned.py": {"torchtitan_ext.errors", "torchtitan_ext.files", "torchtitan_ext.run_folder"},
     "torchtitan_ext/run_lock.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/follow.py": set(),
     "torchtitan_ext/orphans.py": set(),
@@ -50,7 +51,9 @@ ROOMS = {
         "torchtitan_ext.files",
         "torchtitan_ext.follow",
         "torchtitan_ext.orphans",
+        "torchtitan_ext.pruned",
         "torchtitan_ext.study",
+        "torchtitan_ext.titan.weights_only",  # to reduce checkpoints
         "torchtitan_ext.units",
         "launch",
         "torch",  # to count GPUs

@@ -84,8 +84,9 @@ def _kept(steps: list[int], run: ResolvedRun) -> set[int]:
 
 
 def checkpoint_bytes(run: ResolvedRun) -> int:
-    """Bytes of one checkpoint."""
-    return BYTES_PER_PARAMETER * run.parameters
+    """Bytes of one checkpoint. It has tied weights under both of their names."""
+    twice = run.shape.vocab_size * run.shape.width if run.shape.tied else 0
+    return BYTES_PER_PARAMETER * run.parameters + 4 * twice
 
 
 def disk_bytes(run: ResolvedRun) -> int:

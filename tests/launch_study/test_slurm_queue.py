@@ -51,7 +51,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 
 def submit(plan: Plan, slurm: Slurm) -> None:
-    submit_runs(plan, script=slurm.script, sbatch_options=["--nodes=4"])
+    submit_runs(plan, script=slurm.script, sbatch_options=["--time=4:00:00"])
 
 
 def test_each_run_is_submitted_once(
@@ -61,11 +61,11 @@ def test_each_run_is_submitted_once(
     submit(four, slurm)
     assert slurm.names() == list(NAMES)
     first = slurm.submitted.read_text().splitlines()[0]
-    assert "--nodes=4" in first
+    assert "--nodes=1 --time=4:00:00" in first
     command = four.runs[0].command
     assert command
     assert f"{slurm.script} --config-file {command.config_file} {' '.join(command.overrides)}" in first
-    assert JobList(tmp_path / "runs").read() == {name: [101 + number] for number, name in enumerate(NAMES)}
+    assert JobList(tmp_path / "runs").read() == {name: [str(101 + number)] for number, name in enumerate(NAMES)}
 
     slurm.says({101: "RUNNING", 102: "PENDING", 103: "REQUEUED", 104: "CONFIGURING"})
     submit(four, slurm)
@@ -107,15 +107,15 @@ def test_queued_runs_are_shown_as_such_and_without_slurm_as_they_are(
     submit(four, slurm)
     slurm.says({101: "PENDING", 102: "TIMEOUT"})
     jobs = JobList(tmp_path / "runs")
-    found = States().look(four.runs, jobs.queued())
+    found = States().look(four.runs, frozenset(jobs.others()))
     assert [state.state for state in found.values()] == ["queued", "ready", "ready", "ready"]
     monkeypatch.setenv("PATH", "/nowhere")
-    assert jobs.queued() == frozenset()
+    assert jobs.others() == {}
     with pytest.raises(UserError, match="squeue is not on this machine"):
         submit(four, slurm)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "jobs": {}}', '{"format": 1, "jobs": {"a": 3}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 3, "jobs": {}}', '{"format": 1, "jobs": {"a": 3}}'])
 def test_a_damaged_list_is_one_clear_line(text: str, plan: Callable[..., Plan], slurm: Slurm, tmp_path: Path) -> None:
     four = plan()
     (tmp_path / "runs" / "jobs.json").write_text(text)
@@ -132,4 +132,4 @@ def test_the_list_survives_a_crash_between_two_submissions(
     (slurm.script.parent / "sbatch").write_text(refuse_third)
     with pytest.raises(UserError, match="sbatch refused standard-debug-s1"):
         submit(four, slurm)
-    assert json.loads((tmp_path / "runs" / "jobs.json").read_text())["jobs"] == {NAMES[0]: [101], NAMES[1]: [102]}
+    assert json.loads((tmp_path / "runs" / "jobs.json").read_text())["jobs"] == {NAMES[0]: ["101"], NAMES[1]: ["102"]}

@@ -90,8 +90,8 @@ def test_disk_is_what_a_finished_run_keeps_of_checkpoints(plan: Callable[..., Pl
     def kept(settings: str) -> int:
         run = plan(GATE + f"set: {{training.steps: 1000, {settings}}}").runs[0].resolved
         assert run
-        # The weights and Adam's two moments, 4 bytes each.
-        assert disk_bytes(run) == kept_checkpoints(run) * 3 * 4 * 229_952
+        # The weights and Adam's two moments, 4 bytes each; the tied embedding's weight once more, as the head's.
+        assert disk_bytes(run) == kept_checkpoints(run) * (3 * 4 * 229_952 + 4 * 512 * 64)
         return kept_checkpoints(run)
 
     assert kept("checkpoint.every: 0") == 1  # step 1000

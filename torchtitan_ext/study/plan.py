@@ -9,6 +9,7 @@ from torchtitan_ext.study import controls
 from torchtitan_ext.study.cases import Case, Group
 from torchtitan_ext.study.check import check_widths, control_label
 from torchtitan_ext.study.differences import check_intended, differences_between
+from torchtitan_ext.study.dropped import dropped_runs
 from torchtitan_ext.study.exclusions import Exclusions
 from torchtitan_ext.study.measured import begun_steps, common_step_seconds
 from torchtitan_ext.study.planned import Plan, PlannedRun, TrainCommand
@@ -122,8 +123,10 @@ class _Planner:
     def _wall_clock(self, variant: Case, place: str) -> tuple[Case, tuple[str, ...]]:
         """The wall-clock control of a variant, and the runs whose step times it needs."""
         label = self._label(control_label(variant.entry, "wall_clock"), self.group.size)
-        own = list(self.baselines.values())
-        other = [run for run in self.planned if run.label == self._label(variant.entry, variant.size)]
+        dropped = dropped_runs(self.study.folder)
+        own = [run for run in self.baselines.values() if run.name not in dropped]
+        label_of_other = self._label(variant.entry, variant.size)
+        other = [run for run in self.planned if run.label == label_of_other and run.name not in dropped]
         own_seconds = common_step_seconds(run.folder for run in own)
         other_seconds = common_step_seconds(run.folder for run in other)
         seconds = (own_seconds, other_seconds) if own_seconds and other_seconds else None
