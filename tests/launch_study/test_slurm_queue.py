@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.study.slurm_queue import JobList, submit_runs
+from launch.study.slurm_queue import JobList, submit_packed, submit_runs
 from launch.study.state import States
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
@@ -47,6 +47,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("NPROC_PER_NODE", raising=False)
     return Slurm(folder)
 
 
@@ -89,6 +90,37 @@ def test_what_ended_or_runs_is_not_submitted_and_what_was_lost_is(
     printed = capsys.readouterr().out
     assert f"{NAMES[2]}  is being trained by process" in printed
     assert f"{NAMES[3]}  submitted as job 105, from step 20" in printed
+
+
+def test_no_more_jobs_than_asked_are_left_in_the_queue(
+    plan: Callable[..., Plan], slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four = plan()
+    submit_runs(four, script=slurm.script, sbatch_options=[], at_most=2)
+    assert slurm.names() == list(NAMES[:2])
+    assert f"{NAMES[2]}  is left for later: 2 jobs are in the queue" in capsys.readouterr().out
+    slurm.says({101: "COMPLETED", 102: "RUNNING"})
+    submit_runs(four, script=slurm.script, sbatch_options=[], at_most=2)
+    assert slurm.names() == [*NAMES[:2], NAMES[0]]  # it left no result
+
+
+def test_ids_of_the_first_format_are_read(plan: Callable[..., Plan], slurm: Slurm, tmp_path: Path) -> None:
+    four = plan()
+    jobs = {"format": 1, "jobs": {NAMES[0]: [7, 9]}}
+    (tmp_path / "runs" / "jobs.json").write_text(json.dumps(jobs))
+    slurm.says({9: "PENDING"})
+    assert JobList(tmp_path / "runs").live() == {NAMES[0]: ("9", "PENDING")}
+    submit(four, slurm)
+    assert JobList(tmp_path / "runs").read() == {
+        **{name: [str(100 + number)] for number, name in enumerate(NAMES) if number},
+        NAMES[0]: ["7", "9"],
+    }
+
+
+def test_a_pack_larger_than_a_node_is_refused(plan: Callable[..., Plan], slurm: Slurm) -> None:
+    with pytest.raises(UserError, match="--per-node 9 runs of --nproc 1 are 9 processes, and a node has 8; use"):
+        submit_packed(plan(), script=slurm.script, sbatch_options=[], per_node=9)
+    assert not slurm.names()
 
 
 def test_runs_that_wait_for_others_are_submitted_later(

@@ -32,7 +32,7 @@ def parameters(run: PlannedRun) -> int:
 
 def test_every_ready_study_is_tested_here() -> None:
     assert {path.stem for path in STUDIES.iterdir()} == {
-        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m"),
+        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m", "first_500m"),
         *("query_scale_1m", "query_scale_10m"),
     }
 
@@ -95,6 +95,15 @@ def test_seed_attnres_500m_has_the_rows_of_the_published_table() -> None:
         assert train_tokens(run.resolved) == 10_000_000_000 // 65_536 * 65_536
         allowed = {"model.variant", "model.size"} if deep else {"model.variant"}
         assert {key for key, _, _ in run.differences} <= allowed
+
+
+def test_first_500m_fits_four_nodes_of_eight() -> None:
+    plan = plan_study(load_study(STUDIES / "first_500m.yaml"), ranks=32, vocab_size=50257)
+    assert len(plan.runs) == 4 * 3
+    for run in plan.runs:
+        assert run.resolved
+        assert train_tokens(run.resolved) == 10_000_000_000 // 2**20 * 2**20
+        assert {key for key, _, _ in run.differences} <= {"model.variant"}
 
 
 def test_scaling_ladder_has_tokens_in_proportion_to_size() -> None:

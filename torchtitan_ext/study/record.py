@@ -45,7 +45,9 @@ def write_record(plan: Plan) -> None:
     rows += [row for row in earlier if row["name"] not in names and (study.folder / row["name"]).exists()]
     record = {"format": FORMAT, "name": study.name, "baseline": study.baseline, "runs": rows}
     _write_anew(study.folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-    text = study.model_dump(exclude_none=True) | {
+    # What was given and no defaults, some of which may not be written beside others.
+    text = study.model_dump(exclude_unset=True, exclude_none=True) | {
+        "name": study.name,
         "base": str(study.base_file.resolve()),
         "folder": str(study.folder.resolve()),
     }
