@@ -117,6 +117,21 @@ def test_scaling_ladder_has_tokens_in_proportion_to_size() -> None:
         assert train_tokens(run.resolved) == pytest.approx(wanted, abs=65_536)
 
 
+def test_scaling_ladder_says_how_its_batches_depart_from_their_law() -> None:
+    plan = plan_study(load_study(STUDIES / "scaling_ladder.yaml"), ranks=32, vocab_size=50257)
+    text = plan_text(plan)
+    assert max(map(len, text.splitlines())) <= 80
+    said = text[text.index("batches are powers of two") :].split("\n\n")[0].splitlines()[1:]
+    # 327,680 · (N / 108e6)^(2/3) at 20 tokens per parameter, where N is 351,144,000: 719 thousand.
+    assert "  standard-350M: 524,288 tokens, -27% against 719,1" in said[2]
+    assert [line.split()[-1] for line in said] == ["0.99", "0.95", "0.95", "0.95", "0.95"]
+    one = plan_study(load_study(STUDIES / "scaling_ladder.yaml", ["--sizes", "[100M]"]), ranks=32, vocab_size=50257)
+    assert "batches are powers of two" not in plan_text(one)
+    by_hand = ["--set.training.batch_tokens", "524288"]
+    same = plan_study(load_study(STUDIES / "scaling_ladder.yaml", by_hand), ranks=32, vocab_size=50257)
+    assert "standard-100M: 524,288 tokens" not in plan_text(same)
+
+
 def test_cpu_demo_plans_in_full_and_in_its_smallest_form() -> None:
     assert {run.size for run in planned("cpu_demo", *STAND_IN).runs} == {"10M"}
     smallest = ["--sizes", "[debug]", "--seeds", "[0]", "--variants", "[standard, control_block]"]

@@ -7,7 +7,7 @@ from torchtitan_ext.study.layout import Remark, folded, section, shown
 from torchtitan_ext.study.parameter_table import added_groups, parameter_lines, unequally_decayed
 from torchtitan_ext.study.planned import Plan, RunsByLabel
 from torchtitan_ext.study.recipe_table import recipe_lines
-from torchtitan_ext.study.remarks import odd_widths, outside_the_budget
+from torchtitan_ext.study.remarks import odd_widths, outside_the_budget, stepped_batches
 
 BUDGETS = {
     "tokens": "equal tokens",
@@ -46,6 +46,7 @@ def plan_text(plan: Plan, speed: Speed | None = None) -> str:
         section("solved", _solved(groups)),
         section("outside the budget, as these controls ask", outside_the_budget(plan)),
         section("no multiple of 8, which alone may make a run slower", odd_widths(groups)),
+        section("batches are powers of two: sizes depart from the recipe's law differently", stepped_batches(groups)),
         section("differs from the baseline in", _differences(plan)),
         section("waits", _waiting(plan, groups)),
     ]
