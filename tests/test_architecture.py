@@ -18,6 +18,7 @@ ROOMS = {
     "torchtitan_ext/follow.py": set(),
     "torchtitan_ext/orphans.py": set(),
     "torchtitan_ext/units.py": set(),
+    "torchtitan_ext/machines.py": set(),
     "torchtitan_ext/gpus.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/cost.py": {
         "torchtitan_ext.resolve",
@@ -50,6 +51,7 @@ ROOMS = {
         "torchtitan_ext.start",
         "torchtitan_ext.files",
         "torchtitan_ext.follow",
+        "torchtitan_ext.machines",
         "torchtitan_ext.orphans",
         "torchtitan_ext.pruned",
         "torchtitan_ext.study",
@@ -63,6 +65,7 @@ ROOMS = {
         "torchtitan_ext.errors",
         "torchtitan_ext.gpus",
         "torchtitan_ext.files",
+        "torchtitan_ext.machines",
         "torchtitan_ext.parameter_groups",
         "torchtitan_ext.units",
         "torchtitan_ext.run_file",
@@ -104,6 +107,7 @@ ROOMS = {
     "eval/compare": {
         "torchtitan_ext.errors",
         "torchtitan_ext.files",
+        "torchtitan_ext.machines",
         "torchtitan_ext.run_folder",
         "torchtitan_ext.study",
         "data_prep.manifest",

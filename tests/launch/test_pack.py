@@ -12,6 +12,7 @@ import yaml
 from launch.slurm import job_states
 from launch.study.slurm_queue import JobList
 from torchtitan_ext.cli import main as depth
+from torchtitan_ext.machines import starts_of
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.run_lock import holder_of
 
@@ -103,6 +104,8 @@ def test_small_runs_share_a_node_and_go_on_after_a_requeue(
         curve = records(folder)
         assert [record["step"] for record in curve] == list(range(1, STEPS + 1))
         assert curve[: len(saved.get(name, []))] == saved.get(name, []), "saved steps were not trained again"
+    starts = starts_of(folders[NAMES[0]].path)
+    assert [(start["processes"], start["world_size"]) for start in starts] == [(1, 1), (1, 1)]
     assert all(line.startswith(str(container.parent / "python")) for line in container.read_text().splitlines())
     assert depth(command) == 0
     assert capsys.readouterr().out.count("finished at step") == 3
@@ -126,6 +129,8 @@ def test_a_run_on_two_nodes_from_a_container(
     status = RunFolder(tmp_path / "runs" / NAMES[0]).status()
     assert status is not None
     assert (status["state"], status["step"]) == ("finished", 4)
+    starts = starts_of(tmp_path / "runs" / NAMES[0])
+    assert [(start["processes"], start["world_size"]) for start in starts] == [(1, 2), (1, 2)], "one on each node"
     assert {line.split()[-1] for line in container.read_text().splitlines()} == {"n1", "n2"}
     assert "0: " in (tmp_path / "runs" / NAMES[0] / "logs" / f"slurm-{job}.out").read_text(), "srun's --label"
 

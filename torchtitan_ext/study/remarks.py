@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from torchtitan_ext.cost import train_flops, train_tokens
+from torchtitan_ext.machines import devices_of
 from torchtitan_ext.recipe import law_batch_tokens, recipe_for
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.study.layout import Remark
@@ -43,6 +44,16 @@ def odd_widths(groups: RunsByLabel) -> Iterator[Remark]:
         odd += [f"a feed-forward of {shape.ffn_width}"] if shape.ffn_width % FFN_STEP else []
         if odd:
             yield label, " and ".join(odd)
+
+
+def unlike_machines(plan: Plan) -> Iterator[Remark]:
+    """Wall-clock controls whose length follows from step times of unlike devices, as far as those were noted."""
+    for label, runs in plan.by_label().items():
+        after = dict.fromkeys(name for run in runs for name in run.after)
+        devices = {plan.run(name).label: devices_of(plan.run(name).folder) for name in after}
+        if len(frozenset().union(*devices.values())) > 1:
+            parts = [f"{one} on {' and '.join(sorted(kinds))}" for one, kinds in devices.items() if kinds]
+            yield label, f"step times of {', '.join(parts)} say more of the machines than of the variant"
 
 
 def stepped_batches(groups: RunsByLabel) -> Iterator[Remark]:

@@ -7,7 +7,7 @@ from torchtitan_ext.study.layout import Remark, folded, section, shown
 from torchtitan_ext.study.parameter_table import added_groups, parameter_lines, unequally_decayed
 from torchtitan_ext.study.planned import Plan, RunsByLabel
 from torchtitan_ext.study.recipe_table import recipe_lines
-from torchtitan_ext.study.remarks import odd_widths, outside_the_budget, stepped_batches
+from torchtitan_ext.study.remarks import odd_widths, outside_the_budget, stepped_batches, unlike_machines
 
 BUDGETS = {
     "tokens": "equal tokens",
@@ -48,6 +48,7 @@ def plan_text(plan: Plan, speed: Speed | None = None) -> str:
         section("no multiple of 8, which alone may make a run slower", odd_widths(groups)),
         section("batches are powers of two: sizes depart from the recipe's law differently", stepped_batches(groups)),
         section("differs from the baseline in", _differences(plan)),
+        section("measured on unlike machines", unlike_machines(plan)),
         section("waits", _waiting(plan, groups)),
     ]
     return "\n".join(line for part in parts for line in part)
