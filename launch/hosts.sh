@@ -27,6 +27,10 @@ identity=${RENDEZVOUS_ID:-$(cksum <<<"$meeting_point $*" | cut -d ' ' -f 1)}
 # Restarted processes meet in a store of their own: in the one they would share, addresses of dead processes are left.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
+# For the record alone: the run starts without it too.
+"${PYTHON:-python}" -m launch.machine "${LOG_FOLDER:-logs}" "${NPROC_PER_NODE:-auto}" "$hosts" ||
+    echo "warning: this machine could not be noted in ${LOG_FOLDER:-logs}" >&2
+
 # torchrun gives processes that were asked to stop 30 seconds by default: too few to save a large model.
 exec "${PYTHON:-python}" -m launch.elastic \
     --nnodes "$hosts" --nproc-per-node "${NPROC_PER_NODE:-auto}" \

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launch.torchrun import default_processes, torchrun_command, torchrun_environment
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.machines import note_machine
 from torchtitan_ext.run_file import describe_schema, dump_run
 
 TAKES_OVERRIDES = True
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if (holder := holder_of(folder.path)) is not None:
             raise UserError(f"{folder.path} is being trained by {holder}; wait for it, or stop it first")
     folder.create()
+    note_machine(folder.path / "logs", processes=processes)
     arguments = ["--config-file", args.run_file, *args.overrides]
     command = torchrun_command(arguments, processes=processes, log_folder=Path(resolved.run.folder) / "logs")
     os.execve(command[0], command, torchrun_environment(processes))

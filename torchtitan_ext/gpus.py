@@ -1,4 +1,4 @@
-"""GPUs by name: what their makers' data sheets promise."""
+"""GPUs by name: what their makers' data sheets promise, and the share of it that plans count on."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,10 @@ from torchtitan_ext.errors import UserError, nearest
 USABLE = 0.95
 """Share of a GPU's memory that tensors may fill. The rest is for the CUDA context, NCCL's buffers, cuBLAS's workspace
 and fragmentation. A gigabyte of a data sheet is taken as 10^9 bytes; what a card holds beyond it is theirs too."""
+
+ASSUMED_MFU = 0.4
+"""Share of the peak that a run is assumed to reach where nothing was measured. The goal for the 500M size on one GPU is
+0.45 (docs/performance.md); several nodes, smaller models and most variants stay below it."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,30 @@ def gpu_of(name: str) -> Gpu:
     if name.upper() not in GPUS:
         raise UserError(f"--gpu {name} is unknown; {nearest(name.upper(), GPUS)}")
     return GPUS[name.upper()]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast GPUs are assumed to train: ``mfu`` is the share of the peak that reaches the model's FLOPs."""
+
+    gpu: str = "B200"
+    mfu: float = ASSUMED_MFU
+
+    def __post_init__(self) -> None:
+        gpu_of(self.gpu)
+        if not 0 < self.mfu <= 1:
+            raise UserError(f"--mfu {self.mfu:g} must be a share of the peak, above 0 and at most 1")
+
+    @property
+    def flops(self) -> float:
+        """Useful FLOP/s of one GPU."""
+        return gpu_of(self.gpu).flops * self.mfu
+
+    def gpu_hours(self, flops: float) -> float:
+        """Hours of one GPU."""
+        return flops / self.flops / 3600
+
+    def described(self) -> str:
+        """What is assumed, in words."""
+        peak = f"{gpu_of(self.gpu).flops / 1e12:,.0f} TFLOP/s (dense BF16)"
+        return f"{self.gpu.upper()} at an MFU of {self.mfu:.0%} of {peak}"

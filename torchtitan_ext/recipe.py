@@ -31,7 +31,9 @@ EMBEDDING_STD = 0.02
 
 _LAW_PARAMETERS = 108_000_000
 _LAW_BATCH_TOKENS = 2048 * 160
-# Halved by OLMo-core, which found that near optimal for warm-up, stable, decay.
+# Halved by OLMo-core, which found that near optimal for its own models and schedule: those have QK-norm, norms behind
+# the sublayers and a z-loss, and decay several times (WSD-S). This baseline has none of these, so the rate is a good
+# start here, not a measured optimum: a study's `learning_rates` finds it.
 _LAW_LR = 0.0047 / 2
 _LARGE_BATCH_TOKENS = 524_288
 _DECAY_FRACTION = 0.1
@@ -143,14 +145,23 @@ def recipe_for(
     )
 
 
-def _sequences(n: int, seq_len: int, budget: int, steps: int | None) -> int:
-    """Return the sequences per batch of ``n`` parameters, for ``steps`` steps or else for ``budget`` tokens."""
+def law_batch_tokens(shape: Shape, total_tokens: int) -> float:
+    """Return the batch of the law in `recipe_for` for a run of ``total_tokens``, before it is rounded."""
+    return _law_batch_tokens(shape.matmul_parameters(), total_tokens, None)
+
+
+def _law_batch_tokens(n: int, budget: int, steps: int | None) -> float:
+    """Return the batch of ``n`` parameters for ``steps`` steps or else for ``budget`` tokens, not rounded."""
     optimal = TOKENS_PER_PARAMETER * n
     batch = _LAW_BATCH_TOKENS * (n / _LAW_PARAMETERS) ** (2 / 3)
     if steps is None:
-        batch *= (max(budget, 1) / optimal) ** _BATCH_TOKENS_EXPONENT
-    else:
-        # The tokens are steps x batch, so the law has the batch on both sides; this is its solution.
-        batch = (batch * (steps / optimal) ** _BATCH_TOKENS_EXPONENT) ** (1 / (1 - _BATCH_TOKENS_EXPONENT))
+        return batch * (max(budget, 1) / optimal) ** _BATCH_TOKENS_EXPONENT
+    # The tokens are steps x batch, so the law has the batch on both sides; this is its solution.
+    return (batch * (steps / optimal) ** _BATCH_TOKENS_EXPONENT) ** (1 / (1 - _BATCH_TOKENS_EXPONENT))
+
+
+def _sequences(n: int, seq_len: int, budget: int, steps: int | None) -> int:
+    """Return the sequences per batch of ``n`` parameters, for ``steps`` steps or else for ``budget`` tokens."""
+    batch = _law_batch_tokens(n, budget, steps)
     # A power of two, so that 1, 2, 4, 8... ranks share it; nanochat's base_train.py rounds its batch in the same way.
     return max(_FEWEST_SEQUENCES, 2 ** max(0, round(math.log2(batch / seq_len))))

@@ -171,6 +171,11 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
     return ResolvedRun(filled, shape, variant, groups, dataset, ranks)
 
 
+def planned_dataset(run: Run, vocab_size: int | None) -> TokenDataset | None:
+    """What stands for the data set of ``run`` in ``resolve`` when only its vocabulary is known; None without one."""
+    return None if vocab_size is None else TokenDataset.unprepared(run.data.path, vocab_size)
+
+
 def _decay_fraction(run: Run, recommended: float) -> float | None:
     if run.optimizer.schedule != "wsd" or run.optimizer.decay_fraction is not None:
         return run.optimizer.decay_fraction

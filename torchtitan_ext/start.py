@@ -15,6 +15,7 @@ from data_prep import verification
 from data_prep.dataset import TokenDataset
 from torchtitan_ext.agreement import Gather, alone, by_first, together
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.pruned import check_not_pruned
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.resumption import changes
 from torchtitan_ext.run_file import dump_run
@@ -31,6 +32,7 @@ def check_folder(resolved: ResolvedRun) -> None:
     if folder.exists:
         check_same_run(resolved, folder)
         folder.check_trained_right()
+        check_not_pruned(folder)
 
 
 def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLock | None:

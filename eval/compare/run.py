@@ -81,6 +81,7 @@ class Run:
         learning_rate: (steps [n], values [n]).
         costs: by name in ``COSTS``; NaN where unknown.
         marks: in downstream tasks, of the whole run.
+        devices: kinds of devices that it was trained on; empty where nothing says.
         notes: what a reader must know about how this run was read.
     """
 
@@ -104,6 +105,7 @@ class Run:
     text: Mapping[str, Any] | None = None
     depth: DepthNumbers = DepthNumbers()
     marks: tuple[Mark, ...] = ()
+    devices: frozenset[str] = frozenset()
     per_device: bool = False
     notes: tuple[str, ...] = ()
 

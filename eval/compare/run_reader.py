@@ -20,6 +20,7 @@ from eval.compare.marks import read_marks
 from eval.compare.records import Records
 from eval.compare.run import DIVERGED, FAILED, NO_CURVE, UNFINISHED, Run
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.machines import devices_of
 from torchtitan_ext.run_folder import RunFolder
 
 SPEED_SETTINGS = re.compile(
@@ -74,7 +75,8 @@ def _finished(
     _check_end(run, last_step)
     text = _heldout_text(settings.get("data.path"), data, _windows(settings, data))
     marks, notes = read_marks(folder.path, last_step)
-    return replace(run, text=text, marks=marks, notes=(*run.notes, *notes))
+    devices = devices_of(folder.path)
+    return replace(run, text=text, marks=marks, devices=devices, notes=(*run.notes, *notes))
 
 
 def _known(path: Path, name: str, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> Run:

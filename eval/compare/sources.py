@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.compare.event_files import START_FOLDER, event_files
-from eval.compare.run import UNFINISHED, LeftOut, Run
+from eval.compare.run import FAILED, UNFINISHED, LeftOut, Run
 from eval.compare.run_reader import NoFinalLoss, read_event_folder, read_run_folder, without_seed
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.study.dropped import dropped_runs
 
 STUDY_RECORD = "study.json"
 STUDY_FORMAT = 1
@@ -27,8 +28,17 @@ class Gathered:
     left_out: list[LeftOut] = field(default_factory=list)
     seen: set[Path] = field(default_factory=set)
 
-    def read(self, path: Path, name: str, known: Mapping[str, Any] | None = None, label: str | None = None) -> None:
-        """Read one run, or leave it out. ``known`` is what its study's record says of it, as fields of ``Run``."""
+    def read(
+        self,
+        path: Path,
+        name: str,
+        known: Mapping[str, Any] | None = None,
+        label: str | None = None,
+        dropped: str | None = None,
+    ) -> None:
+        """Read one run, or leave it out. ``known`` is what its study's record says of it, as fields of ``Run``;
+        ``dropped`` why it was given up by hand, which counts as a failure: nothing bounds the loss it would have had.
+        """
         if path.resolve() in self.seen:
             return
         self.seen.add(path.resolve())
@@ -37,19 +47,24 @@ class Gathered:
             self.runs.append(_as_called(_read(path, label or name, started=not known), name, known, label))
         except NoFinalLoss as error:
             run = _as_called(error.known, name, known, label) if error.known else None
-            self._leave_out(name, str(error), known, label, error.fate, run)
+            self._leave_out(name, *_fate(str(error), error.fate, dropped), known, label, run)
         except UserError as error:
-            self._leave_out(name, str(error), known, label, UNFINISHED)
+            self._leave_out(name, *_fate(str(error), UNFINISHED, dropped), known, label)
         except Exception as error:  # Whatever is wrong with one run must not take the others down.
-            self._leave_out(name, f"damaged: {error!r}", known, label, UNFINISHED)
+            self._leave_out(name, f"damaged: {error!r}", UNFINISHED, known, label)
 
     def _leave_out(
-        self, name: str, why: str, known: Mapping[str, Any], label: str | None, fate: str, run: Run | None = None
+        self, name: str, why: str, fate: str, known: Mapping[str, Any], label: str | None, run: Run | None = None
     ) -> None:
         called = known.get("label", without_seed(label) if label else run.variant if run else None)
         size = known.get("size", run.size if run else None)
         seed = known.get("seed", run.seed if run else None)
         self.left_out.append(LeftOut(name, why, called, size, seed, fate, run))
+
+
+def _fate(why: str, fate: str, dropped: str | None) -> tuple[str, str]:
+    """Why a run has no final loss and what became of it; where it was given up by hand, that."""
+    return (why, fate) if dropped is None else (f"dropped by hand: {dropped}", FAILED)
 
 
 def _as_called(run: Run, name: str, known: Mapping[str, Any], label: str | None) -> Run:
@@ -92,8 +107,9 @@ def _gather(path: Path, gathered: Gathered, label: str | None) -> None:
     if path.is_file():
         path = _study_folder(path)
     if (path / STUDY_RECORD).exists():
+        dropped = dropped_runs(path)
         for name, known in _study_runs(path / STUDY_RECORD):
-            gathered.read(path / name, name, known)
+            gathered.read(path / name, name, known, dropped=dropped.get(name))
     elif _is_run(path):
         gathered.read(path, _name(path), label=label)
     else:

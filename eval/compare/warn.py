@@ -18,6 +18,9 @@ def group_notes(group: Group, base: Group | None, pairs: int) -> list[str]:
     if group.first.control:
         notes.append(f"a control ({group.first.control}), there to test an explanation rather than to win")
     notes += _unlike_seeds(group)
+    ours = _devices(group)
+    if len(ours) > 1:
+        notes.append(f"its runs were trained on {' and '.join(ours)}: its speed, time and memory mix these")
     if base is None:
         return notes
     if pairs == 0:
@@ -31,10 +34,20 @@ def group_notes(group: Group, base: Group | None, pairs: int) -> list[str]:
     one, other = group.first, base.first
     notes += [f"{key} is {_of(one, key)} here and {_of(other, key)} in {base.label}" for key in unlike(group, base)]
     different = [key for key in sorted({**one.speed, **other.speed}) if one.speed.get(key) != other.speed.get(key)]
+    theirs = _devices(base)
+    if ours and theirs and ours != theirs:
+        notes.append(
+            f"it was trained on {' and '.join(ours)}, {base.label} on {' and '.join(theirs)}: speed, time and memory "
+            "beside that one's say more of the machines"
+        )
     if different:
         said = "; ".join(f"{key} is {one.speed.get(key)} here, {other.speed.get(key)} there" for key in different)
         notes.append(f"step time and memory were measured under other conditions than those of {base.label}: {said}")
     return notes
+
+
+def _devices(group: Group) -> list[str]:
+    return sorted(frozenset().union(*(run.devices for run in group.runs)))
 
 
 def unlike(group: Group, base: Group) -> list[str]:

@@ -163,7 +163,24 @@ def _ladder(
                 why_not = why_not or finished
             else:
                 runs.append(finished)
-    return Ladder(title, baseline, tuple(runs), why_not)
+    notes = _stepped([group.first for _, group in found]) if baseline is None else ()
+    return Ladder(title, baseline, tuple(runs), why_not, notes)
+
+
+STEPPED = {"training.batch_tokens": "batch", "optimizer.beta2": "β2"}
+"""Run keys that a recipe changes from size to size in steps, and what they are called."""
+
+
+def _stepped(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What sizes differ in beside their size, in steps: a law over them holds for that as well."""
+    found = []
+    for key, called in STEPPED.items():
+        by_size = {run.size: run.settings.get(key) for run in runs}
+        if len(set(by_size.values()) - {None}) > 1:
+            found.append(f"{called} {', '.join(f'{value:,g} at {size}' for size, value in by_size.items() if value)}")
+    if not found:
+        return ()
+    return (f"its sizes differ in more than size: {'; '.join(found)}; neighbours may differ for that in part",)
 
 
 def _differing(runs: Sequence[Run]) -> str:

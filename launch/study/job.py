@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.torchrun import torchrun_command, torchrun_environment
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.machines import note_machine
 from torchtitan_ext.orphans import stop_with_parent
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.study import PlannedRun, TrainCommand
@@ -87,6 +88,7 @@ def start_job(run: PlannedRun, command: TrainCommand, *, processes: int, place: 
     RunFolder(run.folder).create()
     console_of(run).parent.mkdir(exist_ok=True)
     launch = torchrun_command(command.arguments, processes=processes, log_folder=run.folder / "logs")
+    note_machine(run.folder / "logs", processes=processes, environment=place)
     with open(console_of(run), "ab") as console:
         begins = console.tell()
         process = subprocess.Popen(

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -23,15 +23,20 @@ REPORT_EVERY = 30.0
 
 class Runner:
     """Starts the runs of ``study`` with ``processes`` processes each, one in each of ``places`` (environments, see
-    :func:`launch.study.job.places`) at a time.
+    :func:`launch.study.job.places`) at a time; with ``only``, those of these names.
 
     Raises ``UserError`` for what is wrong with the study, before anything is started.
     """
 
-    def __init__(self, study: Study, *, processes: int, places: list[dict[str, str]]) -> None:
+    def __init__(
+        self, study: Study, *, processes: int, places: list[dict[str, str]], only: Sequence[str] | None = None
+    ) -> None:
         self.study, self.processes = study, processes
         self.free = list(places)
         self.plan = plan_study(study, processes)
+        self.names = tuple(run.name for run in self.plan.runs)
+        if only is not None:
+            self.names = tuple(self.plan.checked_names(only))
         self.jobs: list[Job] = []
         self.states = States()
         self.queue = JobList(study.folder)
@@ -48,7 +53,7 @@ class Runner:
                 self._work()
             finally:
                 self._stop_jobs()
-        states = self._look()
+        states = {name: state for name, state in self._look().items() if name in self.names}
         print(f"\n{status_table(states.values())}")
         for name, reason in self.given_up.items():
             print(f"{name} {reason}")
@@ -74,14 +79,17 @@ class Runner:
             time.sleep(0.2)
 
     def _look(self) -> dict[str, RunState]:
-        return self.states.look(self.plan.runs, self.queue.queued())
+        return self.states.look(self.plan.runs, frozenset(self.queue.others()))
 
     def _solve(self, states: dict[str, RunState]) -> None:
         """Plan again when the runs whose step times were missing have ended."""
         unsolved = [
             run
             for run in self.plan.runs
-            if run.command is None and run.name not in self.given_up and states[run.name].state == "ready"
+            if run.command is None
+            and run.name in self.names
+            and run.name not in self.given_up
+            and states[run.name].state == "ready"
         ]
         if not unsolved:
             return
@@ -100,7 +108,8 @@ class Runner:
         others = []
         for run in self.plan.runs:
             state = states[run.name]
-            if run.name in mine or run.name in self.given_up or state.ended or run.command is None:
+            skipped = run.name not in self.names or run.name in mine or run.name in self.given_up
+            if skipped or state.ended or run.command is None:
                 continue
             if state.state in ("running", "queued"):
                 others.append(state)
@@ -138,6 +147,8 @@ class Runner:
             _say(run, f"is being trained by {state.holder}, and left to it")
         elif state.state == "finished":
             _say(run, f"finished at step {state.step}{_loss(state)}")
+        elif state.state == "dropped":
+            _say(run, f"was dropped: {state.reason}")
         elif state.state == "diverged":
             _say(run, f"diverged at step {state.step}: {state.reason}")
         elif state.state == "stopped" and status["time"] >= job.started:

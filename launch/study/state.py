@@ -8,9 +8,10 @@ from torchtitan_ext.follow import Follower
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.run_lock import Holder, holder_of
 from torchtitan_ext.study import PlannedRun
+from torchtitan_ext.study.dropped import dropped_runs
 
-ENDED = ("finished", "diverged")
-"""States with a result, which are not started again."""
+ENDED = ("finished", "diverged", "dropped")
+"""States of runs that are not started again: the first two have a result, the third was given up by hand."""
 
 KINDS = {"training": "loss_metrics/global_avg_loss", "heldout": "heldout/loss", "versus": "vs_baseline/loss"}
 """Kinds of records, each with the tag that tells it; a record may be of several kinds."""
@@ -23,9 +24,9 @@ class RunState:
     Attributes:
         state: ``waiting`` (for other runs' results), ``ready`` (to start), ``queued`` (in Slurm's queue), ``running``,
             ``stopped`` (on request, saved), ``interrupted`` (its process is gone, or it is to be longer now), or
-            ``finished``, ``diverged``, ``failed``.
+            ``finished``, ``diverged``, ``failed``, ``dropped`` (given up by hand).
         step, steps: reached and planned; ``steps`` is None while the run is not solved and not begun.
-        reason: why it diverged or failed.
+        reason: why it diverged, failed or was dropped.
         holder: who trains it now.
         training, heldout, versus: its newest records of a training step, of held-out loss and of a comparison with its
             baseline, empty where there is none.
@@ -64,11 +65,15 @@ class States:
     def look(self, runs: tuple[PlannedRun, ...], queued: frozenset[str] = frozenset()) -> dict[str, RunState]:
         """How each of ``runs`` stands, by name. ``queued``: names of runs that have a job in Slurm's queue."""
         states: dict[str, RunState] = {}
+        dropped = {folder: dropped_runs(folder) for folder in {run.folder.parent for run in runs}}
         for run in sorted(runs, key=lambda run: len(run.after)):
             begun = _begun(run)
             if begun is None:
                 ready = run.command is not None or all(after in states and states[after].ended for after in run.after)
                 begun = RunState(run, "ready" if ready else "waiting", steps=_steps(run))
+            reason = dropped[run.folder.parent].get(run.name)
+            if reason is not None and begun.state != "running" and not begun.ended:
+                begun = replace(begun, state="dropped", reason=reason)
             if run.name in queued and begun.state != "running" and not begun.ended:
                 begun = replace(begun, state="queued")
             states[run.name] = replace(begun, **self._records(run))

@@ -1,6 +1,7 @@
 """How a study stands, as a table of at most 80 columns."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from launch.study.state import RunState
 from torchtitan_ext.units import count, duration
@@ -9,26 +10,53 @@ WIDTH = 80
 HEADER = ("run", "state", "step", "loss", "held out", "tok/s", "GiB", "left", "vs base")
 
 
-def status_table(states: Iterable[RunState]) -> str:
-    """A line per run and then what needs words: why runs diverged, failed or wait, and who else trains them."""
+HOPELESS_BEHIND = 0.5
+"""Nats per token behind the baseline, at the same step, from which a run is pointed out."""
+HOPELESS_FROM = 0.1
+"""Share of a run before which it is not judged: early losses differ for little reason."""
+
+
+def status_table(
+    states: Iterable[RunState], jobs: Mapping[str, tuple[str, str]] | None = None, disk: int | None = None
+) -> str:
+    """A line per run and then what needs words: why runs diverged, failed or wait, and which look hopeless.
+
+    ``jobs`` are the runs' jobs in Slurm's queue, each with its id and state; ``disk`` the bytes of all checkpoints.
+    """
     states = list(states)
     rows = [HEADER, *(_row(state) for state in states)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     widths[0] = min(widths[0], max(8, WIDTH - sum(widths[1:]) - 2 - (len(widths) - 2)))
     lines = [_line(row, widths) for row in rows]
     ended = sum(state.ended for state in states)
-    lines += ["", f"{ended} of {len(states)} ended{_time_left(states)}", *filter(None, map(remark, states))]
-    return "\n".join(lines)
+    taken = "" if disk is None else f"; {count(disk)}B of checkpoints"
+    lines += ["", f"{ended} of {len(states)} ended{_time_left(states)}{taken}", *_queue(jobs or {})]
+    return "\n".join([*lines, *filter(None, map(remark, states))])
 
 
 def remark(state: RunState) -> str:
     """What the table has no column for."""
     name = state.run.name
+    if state.state == "dropped":
+        return f"{name} was dropped at step {state.step}: {state.reason}"
+    behind = state.versus.get("vs_baseline/loss", 0.0)
+    if not state.ended and behind > HOPELESS_BEHIND and state.step > HOPELESS_FROM * (state.steps or 0):
+        at = state.versus["step"]
+        return f"{name} looks hopeless: {behind:+.2f} nats against its baseline at step {at} (depth study drop)"
     if state.state in ("diverged", "failed"):
         return f"{name} {state.state} at step {state.step}: {state.reason or 'see its logs'}"
     if state.state == "waiting":
         return f"{name} waits for the step times of {', '.join(state.run.after)}"
     return ""
+
+
+def _queue(jobs: Mapping[str, tuple[str, str]]) -> list[str]:
+    """How many jobs Slurm has in which state."""
+    if not jobs:
+        return []
+    numbers = Counter(dict(jobs.values()).values())
+    by_state = ", ".join(f"{number} {state.lower()}" for state, number in numbers.items())
+    return [f"jobs in Slurm's queue: {by_state}"]
 
 
 def _row(state: RunState) -> tuple[str, ...]:

@@ -5,12 +5,19 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from launch.slurm import job_states
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TIMEOUT = 600
+"""Seconds after which a job counts as hung."""
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo", "setpriv")
 
@@ -165,3 +172,38 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def free_port() -> int:
     return free_ports(1)[0]
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for `apptainer exec IMAGE`, before which there is no Python: /box/python works inside of it alone, and
+    the nodes' own pythons are not to be found. Returns the file in which it notes its commands."""
+    box = tmp_path / "box"
+    box.mkdir()
+    log = box / "commands.txt"
+    programs = {
+        "exec": f'echo "$1 on $SLURMD_NODENAME" >> {log}\nexport INSIDE=1\nexec "$@"',
+        "python": f'[[ -n ${{INSIDE:-}} ]] || exit 127\nPYTHONPATH={ROOT} exec {sys.executable} "$@"',
+    }
+    for name, text in programs.items():
+        (box / name).write_text(f"#!/bin/bash\n{text}\n")
+        (box / name).chmod(0o755)
+    monkeypatch.setenv("CONTAINER", str(box / "exec"))
+    monkeypatch.setenv("PYTHON", str(box / "python"))
+    return log
+
+
+def wait_for_job(what: Callable[[], bool], job: str, folder: Path) -> None:
+    """Wait until ``what`` is true; fails when the job ends without it, or hangs."""
+
+    def said() -> str:
+        return "\n".join(file.read_text()[-3000:] for file in folder.rglob("slurm-*.out"))
+
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        state = job_states([job])[job]
+        if what():
+            return
+        assert state not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), f"{state}: {said()}"
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.05)

@@ -33,7 +33,7 @@ def echo(tmp_path: Path) -> Path:
     return script
 
 
-def wait_for(what: Callable[[], bool], job: int, output: Path) -> None:
+def wait_for(what: Callable[[], bool], job: str, output: Path) -> None:
     """Wait until ``what`` is true; fails when the job ends without it, or hangs."""
     deadline = time.monotonic() + TIMEOUT
     while True:
@@ -46,7 +46,7 @@ def wait_for(what: Callable[[], bool], job: int, output: Path) -> None:
         time.sleep(0.2)
 
 
-def ended(job: int, state: str) -> Callable[[], bool]:
+def ended(job: str, state: str) -> Callable[[], bool]:
     return lambda: job_states([job]) == {job: state}
 
 
@@ -84,7 +84,7 @@ def test_a_run_on_two_nodes_outlives_a_requeue_and_the_end_of_its_time(dataset: 
         again, and lets it start at once rather than after Slurm's two minutes."""
         seen = len(records())
         wait_for(lambda: len(records()) >= seen + 3, job, output)
-        subprocess.run([*command, str(job)], check=True)
+        subprocess.run([*command, job], check=True)
         wait_for(ended(job, "PENDING"), job, output)
         status = folder.status()
         assert status is not None
@@ -111,7 +111,7 @@ def test_a_run_on_two_nodes_outlives_a_requeue_and_the_end_of_its_time(dataset: 
     assert curve[: len(first)] == first, "steps before the requeue were not trained again"
     assert curve[: len(second)] == second
     assert curve[-1]["progress/tokens"] == STEPS * 1024
-    assert "Restarts=2" in scontrol("show", "job", str(job))
+    assert "Restarts=2" in scontrol("show", "job", job)
 
     # Each node ran one of the two ranks, in each of the three turns.
     lines = {node: sorted(logs.glob(f"{node}/*/attempt_0/0/stdout.log")) for node in ("n1", "n2")}
@@ -170,11 +170,11 @@ def test_states_of_jobs(tmp_path: Path, echo: Path) -> None:
     failed.write_text("#!/bin/bash\nexit 3\n")
     failing = submit([], script=failed, name="failing", log_folder=tmp_path, sbatch_options=[])
     wait_for(ended(failing, "FAILED"), held, tmp_path / "none")
-    unknown = 999_999
+    unknown = "999999"
     assert job_states([held, failing, unknown]) == {held: "PENDING", failing: "FAILED"}
     assert job_states([unknown]) == {}
     assert job_states([]) == {}
-    subprocess.run(["scancel", str(held)], check=True)
+    subprocess.run(["scancel", held], check=True)
     assert job_states([held]) == {held: "CANCELLED"}
 
 
@@ -183,7 +183,7 @@ def test_without_slurm(tmp_path: Path, echo: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match=r"^sbatch is not on this machine"):
         submit([], script=echo, name="x", log_folder=tmp_path, sbatch_options=[])
     with pytest.raises(UserError, match=r"^squeue is not on this machine"):
-        job_states([1])
+        job_states(["1"])
 
 
 def test_without_the_script(tmp_path: Path) -> None:
@@ -198,4 +198,4 @@ def test_an_unreachable_controller_is_told(tmp_path: Path, slurm: Path, monkeypa
     elsewhere.write_text(re.sub("SlurmctldPort=.*", "SlurmctldPort=1\nMessageTimeout=2", text))
     monkeypatch.setenv("SLURM_CONF", str(elsewhere))
     with pytest.raises(UserError, match=r"^squeue cannot say how the jobs stand: slurm_load_jobs error"):
-        job_states([1])
+        job_states(["1"])

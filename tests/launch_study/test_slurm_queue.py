@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.study.slurm_queue import JobList, submit_runs
+from launch.study.slurm_queue import JobList, submit_packed, submit_runs
 from launch.study.state import States
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
@@ -47,11 +47,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("NPROC_PER_NODE", raising=False)
     return Slurm(folder)
 
 
 def submit(plan: Plan, slurm: Slurm) -> None:
-    submit_runs(plan, script=slurm.script, sbatch_options=["--nodes=4"])
+    submit_runs(plan, script=slurm.script, sbatch_options=["--time=4:00:00"])
 
 
 def test_each_run_is_submitted_once(
@@ -61,11 +62,11 @@ def test_each_run_is_submitted_once(
     submit(four, slurm)
     assert slurm.names() == list(NAMES)
     first = slurm.submitted.read_text().splitlines()[0]
-    assert "--nodes=4" in first
+    assert "--nodes=1 --time=4:00:00" in first
     command = four.runs[0].command
     assert command
     assert f"{slurm.script} --config-file {command.config_file} {' '.join(command.overrides)}" in first
-    assert JobList(tmp_path / "runs").read() == {name: [101 + number] for number, name in enumerate(NAMES)}
+    assert JobList(tmp_path / "runs").read() == {name: [str(101 + number)] for number, name in enumerate(NAMES)}
 
     slurm.says({101: "RUNNING", 102: "PENDING", 103: "REQUEUED", 104: "CONFIGURING"})
     submit(four, slurm)
@@ -91,6 +92,37 @@ def test_what_ended_or_runs_is_not_submitted_and_what_was_lost_is(
     assert f"{NAMES[3]}  submitted as job 105, from step 20" in printed
 
 
+def test_no_more_jobs_than_asked_are_left_in_the_queue(
+    plan: Callable[..., Plan], slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four = plan()
+    submit_runs(four, script=slurm.script, sbatch_options=[], at_most=2)
+    assert slurm.names() == list(NAMES[:2])
+    assert f"{NAMES[2]}  is left for later: 2 jobs are in the queue" in capsys.readouterr().out
+    slurm.says({101: "COMPLETED", 102: "RUNNING"})
+    submit_runs(four, script=slurm.script, sbatch_options=[], at_most=2)
+    assert slurm.names() == [*NAMES[:2], NAMES[0]]  # it left no result
+
+
+def test_ids_of_the_first_format_are_read(plan: Callable[..., Plan], slurm: Slurm, tmp_path: Path) -> None:
+    four = plan()
+    jobs = {"format": 1, "jobs": {NAMES[0]: [7, 9]}}
+    (tmp_path / "runs" / "jobs.json").write_text(json.dumps(jobs))
+    slurm.says({9: "PENDING"})
+    assert JobList(tmp_path / "runs").live() == {NAMES[0]: ("9", "PENDING")}
+    submit(four, slurm)
+    assert JobList(tmp_path / "runs").read() == {
+        **{name: [str(100 + number)] for number, name in enumerate(NAMES) if number},
+        NAMES[0]: ["7", "9"],
+    }
+
+
+def test_a_pack_larger_than_a_node_is_refused(plan: Callable[..., Plan], slurm: Slurm) -> None:
+    with pytest.raises(UserError, match="--per-node 9 runs of --nproc 1 are 9 processes, and a node has 8; use"):
+        submit_packed(plan(), script=slurm.script, sbatch_options=[], per_node=9)
+    assert not slurm.names()
+
+
 def test_runs_that_wait_for_others_are_submitted_later(
     plan: Callable[..., Plan], slurm: Slurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,15 +139,15 @@ def test_queued_runs_are_shown_as_such_and_without_slurm_as_they_are(
     submit(four, slurm)
     slurm.says({101: "PENDING", 102: "TIMEOUT"})
     jobs = JobList(tmp_path / "runs")
-    found = States().look(four.runs, jobs.queued())
+    found = States().look(four.runs, frozenset(jobs.others()))
     assert [state.state for state in found.values()] == ["queued", "ready", "ready", "ready"]
     monkeypatch.setenv("PATH", "/nowhere")
-    assert jobs.queued() == frozenset()
+    assert jobs.others() == {}
     with pytest.raises(UserError, match="squeue is not on this machine"):
         submit(four, slurm)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "jobs": {}}', '{"format": 1, "jobs": {"a": 3}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 3, "jobs": {}}', '{"format": 1, "jobs": {"a": 3}}'])
 def test_a_damaged_list_is_one_clear_line(text: str, plan: Callable[..., Plan], slurm: Slurm, tmp_path: Path) -> None:
     four = plan()
     (tmp_path / "runs" / "jobs.json").write_text(text)
@@ -132,4 +164,4 @@ def test_the_list_survives_a_crash_between_two_submissions(
     (slurm.script.parent / "sbatch").write_text(refuse_third)
     with pytest.raises(UserError, match="sbatch refused standard-debug-s1"):
         submit(four, slurm)
-    assert json.loads((tmp_path / "runs" / "jobs.json").read_text())["jobs"] == {NAMES[0]: [101], NAMES[1]: [102]}
+    assert json.loads((tmp_path / "runs" / "jobs.json").read_text())["jobs"] == {NAMES[0]: ["101"], NAMES[1]: ["102"]}

@@ -75,7 +75,7 @@ def test_watching_ends_when_the_runs_have_ended(
     ("arguments", "message"),
     [
         (["--sbatch=--nodes=2"], "--sbatch is for Slurm; give --slurm SCRIPT too"),
-        (["--slurm", "launch/slurm/train_b200.sbatch"], "say with --nproc how many processes a job has"),
+        (["--slurm", "launch/slurm/train_b200.sbatch"], "say with --nproc how many processes a run has"),
         (["--slurm", "none.sbatch", "--nproc", "2"], "--slurm none.sbatch: no such file"),
         (["--sedes", "[0]"], "--sedes is not a key of a study; did you mean 'seeds'?"),
     ],

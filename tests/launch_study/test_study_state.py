@@ -104,6 +104,22 @@ def test_the_table(plan: MakePlan, leave: Leave) -> None:
     assert lines[7] == "standard-debug-s1 diverged at step 12: Loss is not finite (nan) at step 12. Stopping training."
 
 
+def test_the_table_shows_the_queue_the_disk_and_what_looks_hopeless(plan: MakePlan, leave: Leave) -> None:
+    four = plan()
+    behind = {"vs_baseline/loss": 0.8}
+    leave("standard-debug-s0", "stopped", 30).append_metrics(30, behind)
+    leave("control_block-debug-s0", "stopped", 3).append_metrics(3, behind)  # too early to be judged
+    leave("standard-debug-s1", "finished", 40).append_metrics(40, behind)  # a result
+    jobs = {"control_block-debug-s0": ("7_0", "RUNNING"), "control_block-debug-s1": ("7_0", "RUNNING")}
+    text = status_table(States().look(four.runs).values(), {**jobs, "standard-debug-s0": ("9", "PENDING")}, 1_234_567)
+    assert "; 1.23MB of checkpoints\n" in text
+    assert "jobs in Slurm's queue: 1 running, 1 pending" in text
+    hopeless = [line for line in text.splitlines() if "hopeless" in line]
+    assert hopeless == [
+        "standard-debug-s0 looks hopeless: +0.80 nats against its baseline at step 30 (depth study drop)"
+    ]
+
+
 def test_the_time_that_is_left_follows_from_the_speed_so_far(plan: MakePlan, leave: Leave) -> None:
     """At 1e9 FLOPs in 2 seconds, what is left takes 2e-9 seconds a FLOP."""
     one = plan(variants=["standard"], seeds=[0, 1])

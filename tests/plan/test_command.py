@@ -55,7 +55,7 @@ def test_a_variant_stands_beside_standard(run_file: Path, capsys: pytest.Capture
     [
         (["--gpu", "H20O"], r"--gpu H20O is unknown; did you mean 'H200'\?"),
         (["--gpus", "0"], "--gpus 0 is no number of GPUs"),
-        (["--mfu", "45"], "--mfu 45.0 is no share of the peak"),
+        (["--mfu", "45"], "--mfu 45 must be a share of the peak, above 0 and at most 1"),
         (["--vocab-size", "0"], "--vocab-size 0 is no vocabulary"),
         (["--gpus", "3"], "cannot be split over 3 ranks"),
         (["--gpus", "2", "--training.micro_batch", "3"], "training.micro_batch 3 does not divide the 8 sequences"),

@@ -1,10 +1,11 @@
 """Controls: the gradient cut, the wider baseline, the baseline with the variant's wall-clock."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from torchtitan_ext.study import Plan, PlannedRun
+from torchtitan_ext.study import Plan, PlannedRun, plan_text
 
 GATE = "variants: [standard, m_gate_kv]\nbaseline: standard\n"
 WALL_CLOCK = GATE + "controls: [{wall_clock: m_gate_kv}]\n"
@@ -150,3 +151,23 @@ def test_a_wall_clock_budget_is_that_control_for_every_variant(plan: Callable[..
     entries = ["standard", "m_gate_kv", "control_block", "m_gate_kv_wall_clock", "control_block_wall_clock"]
     assert [run.entry for run in plan(text).runs] == entries
     assert [run.entry for run in plan(text + "controls: [{wall_clock: m_gate_kv}]").runs] == entries
+
+
+def test_step_times_of_unlike_machines_are_pointed_out(
+    plan: Callable[..., Plan], train: Callable[..., None], replan: Callable[[], Plan]
+) -> None:
+    plan(WALL_CLOCK)
+    own, other, _ = replan().runs
+    for run, device, seconds in ((own, "NVIDIA B200", 0.1), (other, "NVIDIA H200", 0.2)):
+        train(run, [seconds] * 3)
+        file = run.folder / "logs" / "machines" / "n1.jsonl"
+        file.parent.mkdir(parents=True)
+        start = {"format": 1, "time": 0.0, "host": "n1", "devices": {device: 8}}
+        file.write_text(json.dumps(start) + "\n")
+    said = " ".join(plan_text(replan()).split())
+    assert (
+        "measured on unlike machines m_gate_kv_wall_clock-debug: step times of standard-debug on NVIDIA B200, "
+        "m_gate_kv-debug on NVIDIA H200 say more of the machines than of the variant" in said
+    )
+    file.write_text(json.dumps({**start, "devices": {"NVIDIA B200": 4}}) + "\n")
+    assert "unlike machines" not in plan_text(replan())

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from torchtitan_ext.cost import disk_bytes, kept_checkpoints
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.gpus import Speed
 from torchtitan_ext.resolve import load_resolved
 from torchtitan_ext.study import Plan, load_study, plan_study, plan_text
-from torchtitan_ext.study.cost import Speed, disk_bytes, kept_checkpoints
 from torchtitan_ext.study.differences import check_intended, differences_between
 
 GATE = "variants: [standard, m_gate_kv]\nbaseline: standard\n"
@@ -89,8 +90,8 @@ def test_disk_is_what_a_finished_run_keeps_of_checkpoints(plan: Callable[..., Pl
     def kept(settings: str) -> int:
         run = plan(GATE + f"set: {{training.steps: 1000, {settings}}}").runs[0].resolved
         assert run
-        # The weights and Adam's two moments, 4 bytes each.
-        assert disk_bytes(run) == kept_checkpoints(run) * 3 * 4 * 229_952
+        # The weights and Adam's two moments, 4 bytes each; the tied embedding's weight once more, as the head's.
+        assert disk_bytes(run) == kept_checkpoints(run) * (3 * 4 * 229_952 + 4 * 512 * 64)
         return kept_checkpoints(run)
 
     assert kept("checkpoint.every: 0") == 1  # step 1000
@@ -121,15 +122,15 @@ def test_the_text_fits_80_columns_and_says_what_differs(plan: Callable[..., Plan
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "s: 30 runs of 2 processes each, in runs/s"
-    # 1000 steps of 512 tokens of 1,576,320 FLOPs, and 2 checkpoints of 12 · 229,952 bytes (test_budgets.py)
-    assert "standard-debug-lr0.001         3    230k    1000    512k 8.07e11   <0.01  5.52MB" in lines
+    # 1000 steps of 512 tokens of 1,576,320 FLOPs (test_budgets.py)
+    assert "standard-debug-lr0.001         3    230k    1000    512k 8.07e11   <0.01   <0.01" in lines
     assert "  m_gate_kv-debug-lr0.001: model.ffn_width 144, 229,952 parameters against" in lines
     assert "    229,952 (+0.00%)" in lines
     # Another width at 1.2M, and heads of 18: 286,344 parameters are 24.5% above 229,952.
     assert "  m_gate_kv_wider-debug-lr0.001: model.width 72 (64), model.ffn_width 216 (192)" in lines
     assert "  m_gate_kv_wider-debug-lr0.001: heads of 18" in lines
     assert "  m_gate_kv_wider-debug-lr0.001: +24.5% parameters against" in lines
-    assert "GPU-hours assume H100 at 50% of 989 TFLOP/s" in text
+    assert "Hours assume H100 at an MFU of 50% of 989 TFLOP/s" in text
     assert "m_gate_kv_wall_clock-1.2M-lr0.001: for the step times of" in text
     # What is the same at all sizes is said once.
     assert "  m_gate_kv-debug-lr0.001: model.variant m_gate_kv (standard), model.ffn_width" in lines

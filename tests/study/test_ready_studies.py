@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchtitan_ext import cli
+from torchtitan_ext.cost import train_tokens
 from torchtitan_ext.study import Plan, PlannedRun, load_study, plan_study, plan_text
-from torchtitan_ext.study.cost import train_tokens
 from torchtitan_ext.study.schema import Budget, Control, Entry, Exclusion, SizeEntry, Stop, Study
 
 STUDIES = Path(__file__).resolve().parents[2] / "train_configs" / "studies"
@@ -32,7 +32,7 @@ def parameters(run: PlannedRun) -> int:
 
 def test_every_ready_study_is_tested_here() -> None:
     assert {path.stem for path in STUDIES.iterdir()} == {
-        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m"),
+        *("seed_m_gate", "seed_attnres_500m", "scaling_ladder", "cpu_demo", "books_1m", "first_500m"),
         *("query_scale_1m", "query_scale_10m"),
     }
 
@@ -58,9 +58,12 @@ def test_seed_m_gate_has_the_widths_of_the_published_study(folder: Path) -> None
     for run in plan.runs[:4]:
         assert run.resolved
         assert train_tokens(run.resolved) == 3000 * 32 * 128
-    # The documentation shows this plan, for one process.
-    one = plan_study(load_study(plan.study.file), ranks=1)
-    assert f"seed_m_gate.yaml --nproc 1\n{plan_text(one).rstrip()}\n```" in (DOCS / "studies.md").read_text()
+    # The documentation shows this plan, for one process and before the text is prepared.
+    one = plan_study(load_study(plan.study.file), ranks=1, vocab_size=66)
+    assert (
+        f"seed_m_gate.yaml --nproc 1 --vocab-size 66\n{plan_text(one).rstrip()}\n```"
+        in (DOCS / "studies.md").read_text()
+    )
 
 
 def test_every_key_of_a_study_is_documented() -> None:
@@ -94,6 +97,15 @@ def test_seed_attnres_500m_has_the_rows_of_the_published_table() -> None:
         assert {key for key, _, _ in run.differences} <= allowed
 
 
+def test_first_500m_fits_four_nodes_of_eight() -> None:
+    plan = plan_study(load_study(STUDIES / "first_500m.yaml"), ranks=32, vocab_size=50257)
+    assert len(plan.runs) == 4 * 3
+    for run in plan.runs:
+        assert run.resolved
+        assert train_tokens(run.resolved) == 10_000_000_000 // 2**20 * 2**20
+        assert {key for key, _, _ in run.differences} <= {"model.variant"}
+
+
 def test_scaling_ladder_has_tokens_in_proportion_to_size() -> None:
     plan = planned("scaling_ladder", *STAND_IN, *SMALL_BATCH)
     sizes = list(dict.fromkeys(run.size for run in plan.runs))
@@ -103,6 +115,21 @@ def test_scaling_ladder_has_tokens_in_proportion_to_size() -> None:
         assert run.resolved
         wanted = 20 * run.resolved.shape.parameters()  # the embedding is tied, so it counts as the head
         assert train_tokens(run.resolved) == pytest.approx(wanted, abs=65_536)
+
+
+def test_scaling_ladder_says_how_its_batches_depart_from_their_law() -> None:
+    plan = plan_study(load_study(STUDIES / "scaling_ladder.yaml"), ranks=32, vocab_size=50257)
+    text = plan_text(plan)
+    assert max(map(len, text.splitlines())) <= 80
+    said = text[text.index("batches are powers of two") :].split("\n\n")[0].splitlines()[1:]
+    # 327,680 · (N / 108e6)^(2/3) at 20 tokens per parameter, where N is 351,144,000: 719 thousand.
+    assert "  standard-350M: 524,288 tokens, -27% against 719,1" in said[2]
+    assert [line.split()[-1] for line in said] == ["0.99", "0.95", "0.95", "0.95", "0.95"]
+    one = plan_study(load_study(STUDIES / "scaling_ladder.yaml", ["--sizes", "[100M]"]), ranks=32, vocab_size=50257)
+    assert "batches are powers of two" not in plan_text(one)
+    by_hand = ["--set.training.batch_tokens", "524288"]
+    same = plan_study(load_study(STUDIES / "scaling_ladder.yaml", by_hand), ranks=32, vocab_size=50257)
+    assert "standard-100M: 524,288 tokens" not in plan_text(same)
 
 
 def test_cpu_demo_plans_in_full_and_in_its_smallest_form() -> None:

@@ -28,10 +28,11 @@ def test_the_record_lists_the_runs(plan: Callable[..., Plan]) -> None:
     }
 
 
+@pytest.mark.parametrize("budget", ["match: params", "match: params, by: width", "match: tokens", "tolerance: 0.01"])
 def test_the_study_that_is_kept_plans_the_same_runs_from_anywhere(
-    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    budget: str, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = GATE + f"set: {{data.path: {Path('text').resolve()}}}\nbudget: {{match: params}}\n"
+    text = GATE + f"set: {{data.path: {Path('text').resolve()}}}\nbudget: {{{budget}}}\n"
     text += "stop: {behind: 1, at_step: 5}"
     first = plan(text, "--seeds", "[4]")
     write_record(first)

@@ -9,11 +9,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from data_prep.dataset import TokenDataset
 from data_prep.manifest import MANIFEST
 from torchtitan_ext.errors import UserError
-from torchtitan_ext.gpus import GPUS, gpu_of
-from torchtitan_ext.resolve import KNOWN_NAMES, ResolvedRun, resolve
+from torchtitan_ext.gpus import ASSUMED_MFU, GPUS, Speed, gpu_of
+from torchtitan_ext.resolve import KNOWN_NAMES, ResolvedRun, planned_dataset, resolve
 from torchtitan_ext.run_file import Run, load_run
 
 TAKES_OVERRIDES = True
@@ -24,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", default="B200", help=f"one of {', '.join(GPUS)} (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="how many, over all nodes (default: %(default)s)")
     parser.add_argument(
-        "--mfu", type=float, default=0.45, help="share of the GPUs' bf16 FLOP/s that the run reaches (default: 0.45)"
+        "--mfu",
+        type=float,
+        default=ASSUMED_MFU,
+        help="share of the GPUs' bf16 FLOP/s that the run reaches (default: %(default)s)",
     )
     parser.add_argument(
         "--vocab-size", type=int, default=None, help="tokens in the vocabulary of a data set that is not prepared yet"
@@ -32,24 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    gpu = gpu_of(args.gpu)
+    gpu, assumed = gpu_of(args.gpu), Speed(args.gpu, args.mfu)
     if args.gpus < 1:
         raise UserError(f"--gpus {args.gpus} is no number of GPUs; give 1 or more")
-    if not 0 < args.mfu <= 1:
-        raise UserError(f"--mfu {args.mfu} is no share of the peak; give more than 0 and at most 1, such as 0.45")
     if args.vocab_size is not None and args.vocab_size < 1:
         raise UserError(f"--vocab-size {args.vocab_size} is no vocabulary; give 1 token or more")
     resolved = _resolve(load_run(args.run_file, args.overrides, known=KNOWN_NAMES), args.gpus, args.vocab_size)
     # After all that can be wrong has been found: these import torch.
     from torchtitan_ext.plan.plan import need_of, remedies, standard_of
-    from torchtitan_ext.plan.table import head, memory_table, speed
+    from torchtitan_ext.plan.table import disk_and_text, head, memory_table, speed
 
     print(head(resolved, args.gpu.upper(), gpu))
     runs = [resolved] if resolved.run.model.variant == "standard" else [resolved, standard_of(resolved)]
     needs = [need_of(each, gpu.usable, partial(_announce, each.run.model.variant)) for each in runs]
     _end_line()
     print(memory_table(needs, gpu))
-    print(speed(runs, gpu, args.mfu))
+    print(speed(runs, assumed))
+    print(disk_and_text(resolved))
     need, micro_batch = needs[0], resolved.run.training.micro_batch
     if need.memory.peak <= gpu.usable:
         return 0
@@ -91,8 +92,7 @@ def _end_line() -> None:
 
 def _resolve(run: Run, gpus: int, vocab_size: int | None) -> ResolvedRun:
     try:
-        planned = None if vocab_size is None else TokenDataset.unprepared(run.data.path, vocab_size)
-        return resolve(run, gpus, planned)
+        return resolve(run, gpus, planned_dataset(run, vocab_size))
     except UserError as error:
         if vocab_size is None and not Path(run.data.path, MANIFEST).is_file():
             raise UserError(f"{error}; to plan without it give its vocabulary, such as --vocab-size 50257") from None

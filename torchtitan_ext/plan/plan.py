@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from torchtitan_ext.depth.registry import VARIANTS
+from torchtitan_ext.gpus import Speed
 from torchtitan_ext.plan.storages import Parts
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.titan.rehearsal import FIXED, Rehearsal, rehearsing
@@ -91,9 +92,9 @@ def standard_of(resolved: ResolvedRun) -> ResolvedRun:
     return replace(resolved, run=run, variant=VARIANTS["standard"], groups=())
 
 
-def tokens_per_second(resolved: ResolvedRun, flops: float, mfu: float) -> float:
-    """Of all ranks, each doing ``mfu`` of ``flops`` FLOP/s."""
-    return resolved.ranks * mfu * flops / resolved.flops_per_token
+def tokens_per_second(resolved: ResolvedRun, speed: Speed) -> float:
+    """Of all ranks together, in training."""
+    return resolved.ranks * speed.flops / resolved.flops_per_token
 
 
 def remedies(

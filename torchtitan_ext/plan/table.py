@@ -2,7 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from torchtitan_ext.gpus import Gpu
+from torchtitan_ext.cost import (
+    checkpoint_bytes,
+    disk_bytes,
+    epochs,
+    gpu_flops,
+    heldout_flops,
+    peak_disk_bytes,
+    train_tokens,
+)
+from torchtitan_ext.gpus import Gpu, Speed
 from torchtitan_ext.plan.plan import Need, tokens_per_second
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.titan.rehearsal import PARTS
@@ -58,15 +67,32 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f}"
 
 
-def speed(runs: Sequence[ResolvedRun], gpu: Gpu, mfu: float) -> str:
-    """Tokens/s, hours and GPU-hours of each run."""
-    tokens = runs[0].steps * runs[0].batch_tokens
-    lines = ["", f"at an MFU of {mfu:.0%}, {runs[0].steps:,} steps, {count(tokens)} tokens:"]
+def speed(runs: Sequence[ResolvedRun], assumed: Speed) -> str:
+    """Tokens/s in training, and hours and GPU-hours with held-out measurements, of each run."""
+    tokens = train_tokens(runs[0])
+    share = heldout_flops(runs[0]) / gpu_flops(runs[0])
+    length = f"{runs[0].steps:,} steps, {count(tokens)} tokens"
+    lines = ["", f"{length}, at an MFU of {assumed.mfu:.0%}; {share:.1%} of the time is evaluation:"]
     for resolved in runs:
-        rate = tokens_per_second(resolved, gpu.flops, mfu)
-        hours = tokens / rate / 3600 * resolved.ranks
+        rate = tokens_per_second(resolved, assumed)
+        hours = assumed.gpu_hours(gpu_flops(resolved))
         lines.append(
-            f"  {resolved.run.model.variant:<24} {count(rate):>7} tokens/s  {duration(tokens / rate):>7}  "
-            f"{hours:,.1f} GPU-hours"
+            f"  {resolved.run.model.variant:<24} {count(rate):>7} tokens/s  "
+            f"{duration(hours / resolved.ranks * 3600):>7}  {hours:,.1f} GPU-hours"
         )
     return "\n".join(lines)
+
+
+def disk_and_text(resolved: ResolvedRun) -> str:
+    """What the run keeps on disk, and how often it sees its text."""
+    lines = [
+        f"checkpoints: {count(checkpoint_bytes(resolved))}B each, {count(disk_bytes(resolved))}B at the end, "
+        f"{count(peak_disk_bytes(resolved))}B at most"
+    ]
+    seen = epochs(resolved)
+    if seen is not None:
+        there = resolved.dataset.split("train").n_tokens
+        lines.append(f"text: {seen:.3g} epochs of the {count(there)} tokens in {resolved.dataset.path}")
+        if seen > 1:
+            lines.append("the run sees its text more than once: prepare more, or train on fewer tokens")
+    return "\n".join(["", *lines])

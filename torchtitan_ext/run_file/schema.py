@@ -167,7 +167,9 @@ class Training(_Section):
         default=None, gt=0, description="global batch in tokens; null: the size's recipe"
     )
     micro_batch: Whole | None = Field(
-        default=None, gt=0, description="sequences per rank and pass; null: chosen to fit"
+        default=None,
+        gt=0,
+        description="sequences per rank and pass; null: the most that split the batch evenly, of 8,192 tokens or less",
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
         default="auto", description="auto: bf16 on GPUs, fp32 on the CPU"

@@ -1,6 +1,5 @@
 """Studies: one file into a fair set of runs, planned before anything runs."""
 
-from torchtitan_ext.study.cost import Speed
 from torchtitan_ext.study.load import load_study
 from torchtitan_ext.study.plan import plan_study
 from torchtitan_ext.study.planned import Plan, PlannedRun, TrainCommand
@@ -11,7 +10,6 @@ from torchtitan_ext.study.text import plan_text
 __all__ = [
     "Plan",
     "PlannedRun",
-    "Speed",
     "Study",
     "TrainCommand",
     "load_study",

@@ -7,9 +7,11 @@ decay, warm-up) is written out for all, because a recipe follows the shape and a
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import TokenDataset
+from data_prep.manifest import MANIFEST
 from torchtitan_ext.depth.registry import variant_of
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
@@ -18,7 +20,7 @@ from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file import Run
 from torchtitan_ext.sizes import Shape, padded_vocab, shape_of
 from torchtitan_ext.study.differences import SHAPE
-from torchtitan_ext.study.run_keys import RunKeys
+from torchtitan_ext.study.run_keys import Launch, RunKeys
 from torchtitan_ext.study.schema import Entry, Study
 from torchtitan_ext.study.solve import Match, closest_ffn_width, closest_width, equal_steps
 
@@ -62,11 +64,11 @@ class Group:
         study: the study.
         size: name of the size.
         keys: run keys that all cases have.
-        ranks: processes of a run.
+        launch: what the runs are planned for.
     """
 
-    def __init__(self, study: Study, size: str, keys: RunKeys, ranks: int) -> None:
-        self.study, self.size, self.keys, self.ranks = study, size, keys, ranks
+    def __init__(self, study: Study, size: str, keys: RunKeys, launch: Launch) -> None:
+        self.study, self.size, self.keys, self.launch = study, size, keys, launch
         self.reference_entry = study.entry(study.baseline)
         self.reference_keys = self._entry_keys(self.reference_entry)
 
@@ -79,7 +81,7 @@ class Group:
     def reference(self) -> ResolvedRun:
         """The baseline's run with nothing left open."""
         self._variant(self.reference_entry, self.reference_run, self.reference_keys)
-        return self.reference_keys.resolve(self.reference_run, self.ranks)
+        return self.reference_keys.resolve(self.reference_run, self.launch)
 
     def baseline(self) -> Case:
         """The baseline."""
@@ -176,7 +178,15 @@ class Group:
 
     @cached_property
     def _vocab_size(self) -> int:
-        return padded_vocab(TokenDataset.open(self.reference_run.data.path).vocab_size)
+        if self.launch.vocab_size is not None:
+            return padded_vocab(self.launch.vocab_size)
+        path = self.reference_run.data.path
+        try:
+            return padded_vocab(TokenDataset.open(path).vocab_size)
+        except UserError as error:
+            if Path(path, MANIFEST).is_file():
+                raise
+            raise UserError(f"{error}; `depth study plan --vocab-size 50257` plans without it") from None
 
     def shape(self, run: Run, other: Mapping[str, int] | None = None, where: str = "model") -> Shape:
         """The shape that ``run`` asks for, with the numbers in ``other`` replaced."""

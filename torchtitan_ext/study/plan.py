@@ -9,28 +9,30 @@ from torchtitan_ext.study import controls
 from torchtitan_ext.study.cases import Case, Group
 from torchtitan_ext.study.check import check_widths, control_label
 from torchtitan_ext.study.differences import check_intended, differences_between
+from torchtitan_ext.study.dropped import dropped_runs
 from torchtitan_ext.study.exclusions import Exclusions
 from torchtitan_ext.study.measured import begun_steps, common_step_seconds
 from torchtitan_ext.study.planned import Plan, PlannedRun, TrainCommand
 from torchtitan_ext.study.record import check_folder
-from torchtitan_ext.study.run_keys import RunKeys
+from torchtitan_ext.study.run_keys import Launch, RunKeys
 from torchtitan_ext.study.schema import Study
 
 
-def plan_study(study: Study, ranks: int) -> Plan:
+def plan_study(study: Study, ranks: int, vocab_size: int | None = None) -> Plan:
     """Work out the runs of ``study``, for launches on ``ranks`` processes.
 
-    Nothing is written. The data set has to be there, since shapes follow from its vocabulary; wall-clock controls are
-    solved from the run folders that there are.
+    Nothing is written. The data set has to be there, since shapes follow from its vocabulary, or else the size of its
+    vocabulary be given; such a plan is compared with no run folder. Wall-clock controls are solved from the run folders
+    that there are.
 
     Raises:
         UserError: something in the study, its base run file or its folder does not fit; one line that says where.
     """
-    excluded = Exclusions(study)
+    excluded, launch = Exclusions(study), Launch(ranks, vocab_size)
     runs: list[PlannedRun] = []
     for size, keys in _sizes(study):
         for lr, keys_of_lr in _learning_rates(study, keys):
-            runs += _Planner(study, Group(study, size, keys_of_lr, ranks), lr, excluded).runs()
+            runs += _Planner(study, Group(study, size, keys_of_lr, launch), lr, excluded).runs()
     excluded.check_all_used()
     if not runs:
         raise UserError(f"{study.origin('exclude')}: every run of {study.name} is excluded; nothing is left to run")
@@ -39,7 +41,8 @@ def plan_study(study: Study, ranks: int) -> Plan:
         where = study.origin("stop", "at_step")
         raise UserError(f"{where}: stop.at_step is {study.stop.at_step}, but the longest run has {longest} steps")
     plan = Plan(study, ranks, tuple(runs))
-    check_folder(plan)
+    if vocab_size is None:
+        check_folder(plan)
     return plan
 
 
@@ -120,8 +123,10 @@ class _Planner:
     def _wall_clock(self, variant: Case, place: str) -> tuple[Case, tuple[str, ...]]:
         """The wall-clock control of a variant, and the runs whose step times it needs."""
         label = self._label(control_label(variant.entry, "wall_clock"), self.group.size)
-        own = list(self.baselines.values())
-        other = [run for run in self.planned if run.label == self._label(variant.entry, variant.size)]
+        dropped = dropped_runs(self.study.folder)
+        own = [run for run in self.baselines.values() if run.name not in dropped]
+        label_of_other = self._label(variant.entry, variant.size)
+        other = [run for run in self.planned if run.label == label_of_other and run.name not in dropped]
         own_seconds = common_step_seconds(run.folder for run in own)
         other_seconds = common_step_seconds(run.folder for run in other)
         seconds = (own_seconds, other_seconds) if own_seconds and other_seconds else None
@@ -163,7 +168,7 @@ class _Planner:
                     own["training.stop_behind"] = self.study.stop.behind
                     own["training.stop_behind_at"] = self.study.stop.at_step
             keys = RunKeys({**own, **case.keys.values}, {**dict.fromkeys(own, case.place), **case.keys.places})
-            resolved = keys.resolve(keys.load(self.study.base_file), self.group.ranks)
+            resolved = keys.resolve(keys.load(self.study.base_file), self.group.launch)
             differences = differences_between(resolved, baseline.resolved if baseline else None)
             check_intended(differences, case.intended, f"{case.place}: {name}")
             command = TrainCommand(self.study.base_file, keys.tokens(), resolved)

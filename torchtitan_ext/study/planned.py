@@ -1,10 +1,11 @@
 """What a plan is: the runs of a study, with nothing left to decide but what has to be measured first."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.study.schema import Study
 from torchtitan_ext.study.solve import Match
@@ -104,6 +105,19 @@ class Plan:
     def run(self, name: str) -> PlannedRun:
         """The run called ``name``, which must be there."""
         return next(run for run in self.runs if run.name == name)
+
+    def only(self, names: Sequence[str]) -> "Plan":
+        """The same plan with the runs of these names. Raises ``UserError`` where one is not a run's."""
+        chosen = self.checked_names(names)
+        return replace(self, runs=tuple(run for run in self.runs if run.name in chosen))
+
+    def checked_names(self, names: Sequence[str]) -> Sequence[str]:
+        """``names``, each of which must be that of a run. Raises ``UserError`` with the nearest name else."""
+        known = [run.name for run in self.runs]
+        for name in names:
+            if name not in known:
+                raise UserError(f"{name} is not a run of {self.study.name}; {nearest(name, known)}")
+        return names
 
     def compared(self) -> Iterator[Compared]:
         """Each label but the baselines' that is solved, by its first run, in the plan's order."""

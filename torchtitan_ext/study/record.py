@@ -7,6 +7,7 @@ a run's is the name of a run. ``study.yaml`` is the study itself, as a study fil
 
 import json
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from torchtitan_ext.errors import UserError
@@ -44,12 +45,20 @@ def write_record(plan: Plan) -> None:
     earlier = _read(plan)["runs"] if (study.folder / RECORD).exists() else []
     rows += [row for row in earlier if row["name"] not in names and (study.folder / row["name"]).exists()]
     record = {"format": FORMAT, "name": study.name, "baseline": study.baseline, "runs": rows}
-    write_file(study.folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-    text = study.model_dump(exclude_none=True) | {
+    _write_anew(study.folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
+    # What was given and no defaults, some of which may not be written beside others.
+    text = study.model_dump(exclude_unset=True, exclude_none=True) | {
+        "name": study.name,
         "base": str(study.base_file.resolve()),
         "folder": str(study.folder.resolve()),
     }
-    write_file(study.folder / STUDY, dump(text).encode())
+    _write_anew(study.folder / STUDY, dump(text).encode())
+
+
+def _write_anew(path: Path, data: bytes) -> None:
+    """Write what is not there already: many jobs begin at once and would write the same."""
+    if not path.exists() or path.read_bytes() != data:
+        write_file(path, data)
 
 
 def check_folder(plan: Plan) -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from torchtitan_ext.cost import train_flops, train_tokens
+from torchtitan_ext.machines import devices_of
+from torchtitan_ext.recipe import law_batch_tokens, recipe_for
 from torchtitan_ext.resolve import ResolvedRun
-from torchtitan_ext.study.cost import train_flops, train_tokens
 from torchtitan_ext.study.layout import Remark
 from torchtitan_ext.study.planned import Plan, RunsByLabel
 from torchtitan_ext.study.solve import FFN_STEP, HEAD_STEP
@@ -42,3 +44,32 @@ def odd_widths(groups: RunsByLabel) -> Iterator[Remark]:
         odd += [f"a feed-forward of {shape.ffn_width}"] if shape.ffn_width % FFN_STEP else []
         if odd:
             yield label, " and ".join(odd)
+
+
+def unlike_machines(plan: Plan) -> Iterator[Remark]:
+    """Wall-clock controls whose length follows from step times of unlike devices, as far as those were noted."""
+    for label, runs in plan.by_label().items():
+        after = dict.fromkeys(name for run in runs for name in run.after)
+        devices = {plan.run(name).label: devices_of(plan.run(name).folder) for name in after}
+        if len(frozenset().union(*devices.values())) > 1:
+            parts = [f"{one} on {' and '.join(sorted(kinds))}" for one, kinds in devices.items() if kinds]
+            yield label, f"step times of {', '.join(parts)} say more of the machines than of the variant"
+
+
+def stepped_batches(groups: RunsByLabel) -> Iterator[Remark]:
+    """In a study of several sizes, how the recipe's batches, which are powers of two, depart from their smooth law."""
+    baselines = {label: runs[0].resolved for label, runs in groups.items() if runs[0].baseline is None}
+    known = {label: run for label, run in baselines.items() if run is not None}
+    if len({run.run.model.size for run in known.values()}) < 2:
+        return
+    for label, run in known.items():
+        tokens, seq_len = train_tokens(run), run.run.data.seq_len
+        recipe = recipe_for(run.shape, seq_len=seq_len, total_tokens=tokens)
+        if recipe.batch_tokens != run.batch_tokens:
+            continue  # set by hand
+        law = law_batch_tokens(run.shape, tokens)
+        yield (
+            label,
+            f"{run.batch_tokens:,} tokens, {run.batch_tokens / law - 1:+.0%} against {law:,.0f}; "
+            f"optimizer.beta2 {run.run.optimizer.beta2:g}",
+        )

@@ -8,13 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan_ext.errors import UserError
-from torchtitan_ext.resolve import KNOWN_NAMES, ResolvedRun, resolve
+from torchtitan_ext.resolve import KNOWN_NAMES, ResolvedRun, planned_dataset, resolve
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.run_file.schema import BUDGETS, fields
 from torchtitan_ext.run_file.yaml_text import YamlTextError, parse_value
 
 _GIVEN = re.compile(r"command line:? --(?P<key>[^\s:]+):?|\((?P<other>[\w.]+): command line\)")
 """How errors about a run name a key that the command line gave."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the runs of a study are planned for.
+
+    Attributes:
+        ranks: processes of each run.
+        vocab_size: of a data set that is not prepared yet; None: the data set is there.
+    """
+
+    ranks: int
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +55,10 @@ class RunKeys:
         except UserError as error:
             raise UserError(self.in_study(str(error))) from None
 
-    def resolve(self, run: Run, ranks: int) -> ResolvedRun:
+    def resolve(self, run: Run, launch: Launch) -> ResolvedRun:
         """``run``, which these keys gave, with nothing left open. Raises ``UserError`` in the same way."""
         try:
-            return resolve(run, ranks)
+            return resolve(run, launch.ranks, planned_dataset(run, launch.vocab_size))
         except UserError as error:
             raise UserError(self.in_study(str(error))) from None
 

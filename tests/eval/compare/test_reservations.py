@@ -218,3 +218,18 @@ def test_a_variant_that_diverged_at_all_seeds_is_told(study: Path) -> None:
     said = "has no row: 3 of its 3 runs diverged, none has a final loss."
     assert f"attnres_block {said}" in texts(result)[1]
     assert f"`attnres_block` {said}" in to_markdown(report(result))
+
+
+def test_unlike_devices_are_a_note_on_speed_and_time(study: Path) -> None:
+    for name, device in (("standard", "NVIDIA B200"), ("m_gate_kv", "NVIDIA H200"), ("moda", "NVIDIA B200")):
+        for seed in range(6):
+            logs = study / f"{name}-s{seed}" / "logs" / "machines"
+            logs.mkdir(parents=True)
+            other = "NVIDIA A100" if (name, seed) == ("moda", 5) else device
+            start = {"format": 1, "time": 0.0, "host": "n1", "devices": {other: 8}}
+            (logs / "n1.jsonl").write_text(json.dumps(start) + "\n")
+    found = rows(results(study))
+    assert not [note for note in found["standard"].notes if "NVIDIA" in note]
+    (note,) = [note for note in found["m_gate_kv"].notes if "NVIDIA" in note]
+    assert note.startswith("it was trained on NVIDIA H200, standard on NVIDIA B200: speed, time and memory")
+    assert "its runs were trained on NVIDIA A100 and NVIDIA B200: its speed" in " ".join(found["moda"].notes)

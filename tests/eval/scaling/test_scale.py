@@ -314,3 +314,19 @@ def test_the_report_shows_it(ladder: Make) -> None:
     assert "m_gate_kv: 1.25× at 100M" in main_table(results)
     assert "scaling" in [picture.file for picture in pictures_of(page.blocks)]
     assert '"law": "L(C)"' in results.to_json()
+
+
+def test_what_sizes_differ_in_beside_their_size_is_said_once(ladder: Callable[..., list[Run]]) -> None:
+    steps = {"10M": (131072, 0.99), "30M": (262144, 0.99), "100M": (262144, 0.99), "300M": (524288, 0.95)}
+    runs = []
+    for run in ladder():
+        assert run.size
+        batch, beta2 = steps[run.size]
+        settings = {**run.settings, "training.batch_tokens": batch, "optimizer.beta2": beta2}
+        runs.append(replace(run, settings=settings))
+    _, found = scaled(runs)
+    assert found["standard"].notes[0] == (
+        "its sizes differ in more than size: batch 131,072 at 10M, 262,144 at 30M, 262,144 at 100M, 524,288 at 300M; "
+        "β2 0.99 at 10M, 0.99 at 30M, 0.99 at 100M, 0.95 at 300M; neighbours may differ for that in part"
+    )
+    assert not any("more than size" in note for note in found["m_gate_kv"].notes)
