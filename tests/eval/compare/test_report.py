@@ -125,7 +125,7 @@ def test_markdown_shows_the_same_tables_and_all_pictures(report: Path, html: Ele
     assert len(pictures) == len(list(html.iter("svg")))
     assert {f"pictures/{path.name}" for path in (report / "pictures").iterdir()} == set(pictures)
     for picture in pictures:
-        assert (report / picture).read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(report / picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_results_are_strict_json_with_the_numbers_of_the_report(report: Path) -> None:
