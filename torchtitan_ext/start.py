@@ -3,13 +3,17 @@ run."""
 
 import importlib.metadata
 import logging
+import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from data_prep import verification
 from data_prep.dataset import TokenDataset
@@ -135,11 +139,32 @@ def _revision() -> str:
     return revision
 
 
+def _hardware() -> str:
+    """``8 processes, NVIDIA B200``; without a GPU the processor and how many cores this machine has."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    device = (
+        torch.cuda.get_device_name(0)
+        if torch.cuda.is_available()
+        else f"no GPU, {os.cpu_count()} cores of {_processor()}"
+    )
+    return f"{processes} {'process' if processes == 1 else 'processes'}, {device}"
+
+
+def _processor() -> str:
+    """Its name where Linux says it, else its architecture."""
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
 def _code(revision: str, changed: list[str]) -> str:
     """What ``code.txt`` gets about a start."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
         f"started   {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC on {platform.node()}\n"
+        f"hardware  {_hardware()}\n"
         f"command   {shlex.join(sys.argv)}\n"
         f"revision  {revision}\n"
         f"versions  python {platform.python_version()}, {versions}\n"

@@ -28,6 +28,8 @@ tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--box); font-weight: 600; vertical-align: bottom; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--box); font-weight: 500;
   white-space: normal; min-width: 6.5rem; max-width: 11rem; }
+.words td, .words th { text-align: left; white-space: normal; vertical-align: top; }
+.words td code { overflow-wrap: anywhere; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%%, 20rem), 1fr)); }
 figure { margin: 0; max-width: 34rem; } figcaption { font-size: 0.88rem; }
 svg { display: block; width: 100%%; height: auto; }
@@ -76,7 +78,7 @@ def _block(block: Block) -> str:
             return f'<p class="warning">{_inline(text)}</p>'
         case Bullets(items):
             return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in items) + "</ul>"
-        case Table(_, columns, rows):
+        case Table(_, columns, rows, words):
             head = "".join(f'<th scope="col">{_inline(column)}</th>' for column in columns)
             lines = "\n".join(
                 f'<tr><th scope="row">{_inline(row[0])}</th>'
@@ -84,7 +86,8 @@ def _block(block: Block) -> str:
                 + "</tr>"
                 for row in rows
             )
-            return f'<div class="box"><table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
+            kind = ' class="words"' if words else ""
+            return f'<div class="box"><table{kind}><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
         case Pictures(pictures):
             shown = "\n".join(
                 f"<figure>{themed(picture.svg, picture.file, picture.caption)}"

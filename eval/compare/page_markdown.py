@@ -22,8 +22,12 @@ def _block(block: Block) -> str:
             return f"> **Note.** {_plain(text)}"
         case Bullets(items):
             return "\n".join(f"- {_plain(item)}" for item in items)
-        case Table(_, columns, rows):
-            lines = [_row(columns), "|---" + "|---:" * (len(columns) - 1) + "|", *(_row(row) for row in rows)]
+        case Table(_, columns, rows, words):
+            lines = [
+                _row(columns),
+                "|---" + ("|---" if words else "|---:") * (len(columns) - 1) + "|",
+                *(_row(row) for row in rows),
+            ]
             return "\n".join(lines)
         case Pictures(pictures):
             return "\n\n".join(

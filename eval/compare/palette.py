@@ -42,5 +42,5 @@ def style(number: int, baseline: bool) -> dict[str, Any]:
     return {
         "color": LIGHT[_SERIES[number % len(_SERIES)]],
         "linestyle": _DASHES[number // len(_SERIES) % len(_DASHES)],
-        "marker": _MARKERS[number % len(_MARKERS)],
+        "marker": _MARKERS[(number + 3 * (number // len(_SERIES))) % len(_MARKERS)],
     }

@@ -75,7 +75,8 @@ def cost_picture(family: FamilyResult, cost: str, title: str) -> str | None:
             if found is not None:  # an open end gets no bar
                 bars = (y - found.low, found.high - y)
                 spread = [[bar if math.isfinite(bar) else 0.0] for bar in bars]
-            axes.errorbar(x, y, yerr=spread, capsize=3, markersize=6, label=group.label, **{**styling, "linestyle": ""})
+            axes.errorbar(x, y, yerr=spread, capsize=3, color=styling["color"])
+            axes.plot(x, y, styling["marker"], markersize=6, color=styling["color"], label=group.label)
         if drawn < 2:
             return None
         axes.axhline(0, color=LIGHT["base"], linewidth=0.8)

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.compare.curves import READ
 from eval.compare.grouping import Family
-from eval.compare.numbers import seconds
+from eval.compare.numbers import plural, seconds
 from eval.compare.run import Origin, Run
 
 NOT_RECORDED = "not recorded"
@@ -51,7 +51,7 @@ def provenance(family: Family) -> dict[str, list[str]]:
         "learning rate": _numbers((run.settings.get("optimizer.lr") for run in runs), "{}"),
         "length": _numbers((READ[family.measure](run).steps[-1] for run in runs), "{} steps"),
         "precision": [origin.precision for origin in origins if origin.precision],
-        "hours": _hours(runs, family.measure),
+        "training time": _training_time(runs, family.measure),
     }
     return {what: list(_distinct(values)) for what, values in found.items()}
 
@@ -66,14 +66,14 @@ def _numbers(values: Iterable[Any], form: str) -> list[str]:
     return [form.format(f"{int(number):,}" if number == int(number) else f"{number:g}") for number in numbers]
 
 
-def _hours(runs: Iterable[Run], measure: str) -> list[str]:
-    """Of training, of all runs together; empty where one does not say."""
+def _training_time(runs: Iterable[Run], measure: str) -> list[str]:
+    """Of all runs together, neither evaluation nor checkpoints; empty where one does not say."""
     curves = [READ[measure](run) for run in runs]
     ends = [curve.end("seconds") for curve in curves]
     total = sum(ends)
     if not math.isfinite(total):
         return []
-    return [f"{seconds(total)} of training in {len(ends)} runs"]
+    return [f"{seconds(total)} in {plural(len(ends), 'run')}"]
 
 
 def _distinct(values: Iterable[str]) -> tuple[str, ...]:

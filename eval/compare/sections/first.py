@@ -51,7 +51,7 @@ def _matrix(results: Results) -> list[Block]:
     rows = [[name(label), *(_cell(by_title.get(label)) for by_title in cells)] for label in labels]
     return [
         Heading("Variants by size", 2),
-        Table("variants-by-size", ["run", *titles], rows),
+        Table("variants-by-size", ["run", *titles], rows, words=True),
         Text(
             "The verdict, and the difference of the final losses; below zero is better. Rows stand in the order of the "
             "verdicts at the first size."
@@ -77,13 +77,13 @@ def _cell(group: GroupResult | None) -> str:
 def _provenance(results: Results) -> list[Block]:
     keys = list(dict.fromkeys(key for family in results.families for key in family.provenance))
     by_key = {key: [said(family.provenance.get(key, [])) for family in results.families] for key in keys}
-    known = {key: cells for key, cells in by_key.items()}
+    known = by_key
     titles = [name(family.size) if family.size else "value" for family in results.families]
     if all(len(set(cells)) == 1 for cells in known.values()):
         titles, known = ["value"], {key: cells[:1] for key, cells in known.items()}
     rows = [[key, *(name(cell) for cell in cells)] for key, cells in known.items()]
     return [
         Heading("Where these runs come from", 2),
-        Table("provenance", ["", *titles], rows),
+        Table("provenance", ["what", *titles], rows, words=True),
         Text("As the run folders say: `code.txt`, `run.yaml` and, for a study, `study.json`."),
     ]

@@ -96,3 +96,6 @@ def test_every_colour_stands_out_from_its_page(page: str) -> None:
 def test_groups_differ_by_marker_too() -> None:
     styles = [style(0, baseline=True), *(style(number, baseline=False) for number in range(7))]
     assert len({one["marker"] for one in styles}) == len(styles)
+    more = [style(number, baseline=False) for number in range(21)]
+    assert len({(one["color"], one["marker"], one["linestyle"]) for one in more}) == 21
+    assert len({(one["color"], one["marker"]) for one in more}) == 21
