@@ -35,7 +35,6 @@ def forest_picture(family: FamilyResult) -> str | None:
         height = _HEAD + _ROW * len(rows) + _FOOT
         figure = Figure(figsize=(WIDTH, height))
         axes = figure.add_axes((_LEFT, _FOOT / height, _PLOT, _ROW * len(rows) / height))
-        axes.axvline(0, color=LIGHT["base"], linewidth=1.2)
         _limits(axes, rows)
         costs = _costs(rows)
         for place, cost in zip(_COLUMNS, costs, strict=False):
@@ -74,6 +73,7 @@ def _draw_row(figure: Figure, axes: Axes, group: GroupResult, number: int, costs
     colour = _COLOURS.get(group.verdict, LIGHT["base"])
     mean, left, right = group.mean, *axes.get_xlim()
     assert mean is not None
+    axes.plot([0, 0], [number - 0.02, number + 0.42], color=LIGHT["base"], linewidth=1.2)  # not through the label
     if group.difference is not None:
         low, high = max(group.difference.low, left), min(group.difference.high, right)
         axes.plot([low, high], [number + 0.2] * 2, color=colour, linewidth=2, solid_capstyle="butt")

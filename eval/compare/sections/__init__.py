@@ -12,14 +12,13 @@ from eval.compare.sections.drawn import picture_blocks
 from eval.compare.sections.first import first_blocks
 from eval.compare.sections.losses import loss_blocks
 from eval.compare.sections.scaling import scaling_blocks
-from eval.compare.sections.short import short_blocks
 from eval.compare.sections.sweeps import sweep_blocks
 from eval.compare.sections.tasks import task_blocks
 from eval.compare.sections.words import without_rows
 
 
 def report(results: Results) -> Page:
-    """The answer first: the first screen, then words, then every number."""
+    """The answer first, then every number."""
     alone = len(results.families) == 1
     blocks: list[Block] = [*_warnings(results), *first_blocks(results), Text(_opening(results))]
     for number, family in enumerate(results.families):
@@ -80,8 +79,6 @@ def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool
     size = f", size {family.size}" if family.size else ""
     title = f"Against {family.baseline}{size}" if family.baseline else f"Without a baseline{size}"
     blocks: list[Block] = [] if alone else [Heading(title)]
-    blocks += [Warning(warning) for warning in family.warnings]
-    blocks += short_blocks(family)
     blocks += loss_blocks(family, results.comparisons)
     blocks += sweep_blocks(family, key)
     blocks += task_blocks(family)

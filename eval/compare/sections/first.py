@@ -1,11 +1,14 @@
-"""The first screen: differences beside what they cost, variants by sizes, and where the runs come from."""
+"""The first screen: differences beside what they cost, variants by sizes, sentences, and where the runs come from."""
+
+from dataclasses import replace
 
 from eval.compare.forest import forest_picture
 from eval.compare.grouping import without_size
 from eval.compare.numbers import NONE, signed
-from eval.compare.page import Block, Heading, Picture, Pictures, Table, Text, name
+from eval.compare.page import Block, Heading, Picture, Pictures, Table, Text, Warning, name
 from eval.compare.provenance import said
 from eval.compare.results import FamilyResult, GroupResult, Results
+from eval.compare.sections.short import short_blocks
 
 
 def first_blocks(results: Results) -> list[Block]:
@@ -17,7 +20,7 @@ def first_blocks(results: Results) -> list[Block]:
     ]
     if pictures:
         blocks += [Pictures(pictures), Text(_explained())]
-    return [*blocks, *_matrix(results), *_provenance(results)]
+    return [*blocks, *_matrix(results), *_words(results), *_provenance(results)]
 
 
 def _caption(family: FamilyResult) -> str:
@@ -33,6 +36,19 @@ def _explained() -> str:
         "are speed and peak memory as multiples of the baseline's. “But”: what the verdict must not be read "
         "without is said below."
     )
+
+
+def _words(results: Results) -> list[Block]:
+    """A sentence for each variant, behind what a reader must know before."""
+    blocks: list[Block] = []
+    for family in results.families:
+        blocks += [Warning(warning) for warning in family.warnings]
+        size = f", size {family.size}" if len(results.families) > 1 and family.size else ""
+        blocks += [
+            replace(block, text=f"{block.text}{size}") if isinstance(block, Heading) else block
+            for block in short_blocks(family)
+        ]
+    return blocks
 
 
 def _matrix(results: Results) -> list[Block]:
