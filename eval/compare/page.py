@@ -34,13 +34,13 @@ class Bullets:
 @dataclass(frozen=True)
 class Table:
     """The first column names the row. ``file``: the name under which it is kept as CSV and LaTeX, without an ending;
-    of several tables of a page with one name, all but the first get a number. ``words``: cells are words, which may be
-    broken into lines, rather than numbers in columns."""
+    of several tables of a page with one name, all but the first get a number. ``words``: numbers of the columns that
+    hold words, which may be broken into lines."""
 
     file: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    words: bool = False
+    words: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

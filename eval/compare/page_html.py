@@ -28,8 +28,8 @@ tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--box); font-weight: 600; vertical-align: bottom; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--box); font-weight: 500;
   white-space: normal; min-width: 6.5rem; max-width: 11rem; }
-.words td, .words th { text-align: left; white-space: normal; vertical-align: top; }
-.words td code { overflow-wrap: anywhere; }
+.words { text-align: left; white-space: normal; min-width: 7rem; }
+.words code { overflow-wrap: anywhere; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%%, 20rem), 1fr)); }
 figure { margin: 0; max-width: 34rem; } figcaption { font-size: 0.88rem; }
 svg { display: block; width: 100%%; height: auto; }
@@ -79,15 +79,16 @@ def _block(block: Block) -> str:
         case Bullets(items):
             return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in items) + "</ul>"
         case Table(_, columns, rows, words):
-            head = "".join(f'<th scope="col">{_inline(column)}</th>' for column in columns)
+            kinds = [' class="words"' if number in words else "" for number in range(len(columns))]
+            titles = zip(kinds, columns, strict=True)
+            head = "".join(f'<th scope="col"{kind}>{_inline(column)}</th>' for kind, column in titles)
             lines = "\n".join(
                 f'<tr><th scope="row">{_inline(row[0])}</th>'
-                + "".join(f"<td>{_inline(c)}</td>" for c in row[1:])
+                + "".join(f"<td{kind}>{_inline(cell)}</td>" for kind, cell in zip(kinds[1:], row[1:], strict=True))
                 + "</tr>"
                 for row in rows
             )
-            kind = ' class="words"' if words else ""
-            return f'<div class="box"><table{kind}><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
+            return f'<div class="box"><table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
         case Pictures(pictures):
             shown = "\n".join(
                 f"<figure>{themed(picture.svg, picture.file, picture.caption)}"

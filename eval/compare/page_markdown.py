@@ -25,7 +25,7 @@ def _block(block: Block) -> str:
         case Table(_, columns, rows, words):
             lines = [
                 _row(columns),
-                "|---" + ("|---" if words else "|---:") * (len(columns) - 1) + "|",
+                "|---" + "".join("|---" if number in words else "|---:" for number in range(1, len(columns))) + "|",
                 *(_row(row) for row in rows),
             ]
             return "\n".join(lines)

@@ -40,7 +40,7 @@ def to_csv(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """A ``tabular`` in the style of the package booktabs."""
     head, *rows = [" & ".join(_latex(_plain(cell)) for cell in row) + r" \\" for row in _lines(table)]
-    columns = "l" + ("l" if table.words else "r") * (len(table.columns) - 1)
+    columns = "l" + "".join("l" if number in table.words else "r" for number in range(1, len(table.columns)))
     lines = [
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

@@ -22,7 +22,7 @@ def report(results: Results) -> Page:
     alone = len(results.families) == 1
     blocks: list[Block] = [*_warnings(results), *first_blocks(results), Text(_opening(results))]
     for number, family in enumerate(results.families):
-        found = _family_blocks(family, f"f{number}", results, alone)
+        found = _family_blocks(family, f"f{number}", results)
         blocks += found if alone else _tables_named(found, family.size or f"{number + 1}")
     blocks += scaling_blocks(results.scaling)
     blocks += _left_out(results)
@@ -75,10 +75,10 @@ def _subject(results: Results) -> str:
     )
 
 
-def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool) -> list[Block]:
+def _family_blocks(family: FamilyResult, key: str, results: Results) -> list[Block]:
     size = f", size {family.size}" if family.size else ""
     title = f"Against {family.baseline}{size}" if family.baseline else f"Without a baseline{size}"
-    blocks: list[Block] = [] if alone else [Heading(title)]
+    blocks: list[Block] = [Heading(title)]
     blocks += loss_blocks(family, results.comparisons)
     blocks += sweep_blocks(family, key)
     blocks += task_blocks(family)

@@ -67,7 +67,7 @@ def _matrix(results: Results) -> list[Block]:
     rows = [[name(label), *(_cell(by_title.get(label)) for by_title in cells)] for label in labels]
     return [
         Heading("Variants by size", 2),
-        Table("variants-by-size", ["run", *titles], rows, words=True),
+        Table("variants-by-size", ["run", *titles], rows, range(1, len(titles) + 1)),
         Text(
             "The verdict, and the difference of the final losses; below zero is better. Rows stand in the order of the "
             "verdicts at the first size."
@@ -100,6 +100,6 @@ def _provenance(results: Results) -> list[Block]:
     rows = [[key, *(name(cell) for cell in cells)] for key, cells in known.items()]
     return [
         Heading("Where these runs come from", 2),
-        Table("provenance", ["what", *titles], rows, words=True),
+        Table("provenance", ["what", *titles], rows, range(1, len(titles) + 1)),
         Text("As the run folders say: `code.txt`, `run.yaml` and, for a study, `study.json`."),
     ]

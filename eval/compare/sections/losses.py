@@ -30,7 +30,8 @@ def _main_table(family: FamilyResult) -> Table:
     columns = ["run", "loss", "seeds"]
     if family.baseline:
         columns = ["run", "verdict", "difference", "95% interval", "p", *columns[1:], "paired p", "sign test"]
-    return Table("final-loss", columns, [_main_row(group, family) for group in family.in_order])
+    rows = [_main_row(group, family) for group in family.in_order]
+    return Table("final-loss", columns, rows, words=[1] if family.baseline else ())
 
 
 def _main_row(group: GroupResult, family: FamilyResult) -> list[str]:
