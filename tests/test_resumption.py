@@ -1,11 +1,13 @@
 """What changed between two starts of a run is printed and kept."""
 
 import logging
+import platform
 from pathlib import Path
 
 import pytest
 import yaml
 
+from eval.compare.provenance import read_origin
 from torchtitan_ext.resolve import ResolvedRun, resolve
 from torchtitan_ext.run_file import load_run
 from torchtitan_ext.run_folder import RunFolder
@@ -48,6 +50,10 @@ def test_changes_of_the_recipe_are_said_and_kept(run_file: Path, caplog: pytest.
     assert said(caplog) == expected
     code = (Path(first.run.folder) / "code.txt").read_text()
     assert code.count("started ") == 3
+    origin = read_origin(Path(first.run.folder), {})
+    assert (origin.machines, len(origin.days), len(origin.revisions)) == ((platform.node(),), 3, 1)
+    (hardware,) = origin.hardware
+    assert hardware.startswith("1 process, ")
     assert [line.removeprefix("changed   ") for line in code.splitlines() if line.startswith("changed")] == expected
     start(run_file, "--optimizer.lr", "0.5", "--training.precision", "bf16")
     assert said(caplog) == ["training.deterministic was true, is false"]

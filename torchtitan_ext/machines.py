@@ -31,7 +31,7 @@ def note_machine(
         environment: of its processes; CUDA_VISIBLE_DEVICES says which GPUs they may use.
     """
     gpus = _gpus(environment.get("CUDA_VISIBLE_DEVICES"))
-    devices = Counter(name for name, _ in gpus) or Counter([_processor()])
+    devices = Counter(name for name, _ in gpus) or Counter([processor()])
     each = processes if processes is not None else len(gpus) or 1
     entry = {
         "format": FORMAT,
@@ -83,7 +83,8 @@ def _gpus(visible: str | None) -> list[tuple[str, str]]:
     return [(name.strip(), driver.strip()) for name, _, driver in pairs]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name where Linux says it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

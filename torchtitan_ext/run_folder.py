@@ -4,7 +4,7 @@
 
     run.yaml        the resolved run, as a run file
     facts.json      what follows from it: shape, data fingerprints, parameters, FLOPs per token
-    code.txt        revision, versions and command of every start
+    code.txt        hardware, command, revision and versions of every start
     metrics.jsonl   one JSON object per logged step: "step", "time" (seconds since the epoch), and TensorBoard's tags
     tb/             the same numbers as TensorBoard event files
     checkpoint/     step-N/ distributed checkpoints (torchtitan_ext/titan/checkpoint_files.py)

@@ -3,6 +3,7 @@ run."""
 
 import importlib.metadata
 import logging
+import os
 import platform
 import shlex
 import subprocess
@@ -11,10 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_prep import verification
 from data_prep.dataset import TokenDataset
 from torchtitan_ext.agreement import Gather, alone, by_first, together
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.machines import processor
 from torchtitan_ext.pruned import check_not_pruned
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.resumption import changes
@@ -137,11 +141,23 @@ def _revision() -> str:
     return revision
 
 
+def _hardware() -> str:
+    """``8 processes, NVIDIA B200``; without a GPU the processor and how many cores this machine has."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    device = (
+        torch.cuda.get_device_name(0)
+        if torch.cuda.is_available()
+        else f"no GPU, {os.cpu_count()} cores of {processor()}"
+    )
+    return f"{processes} {'process' if processes == 1 else 'processes'}, {device}"
+
+
 def _code(revision: str, changed: list[str]) -> str:
     """What ``code.txt`` gets about a start."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
         f"started   {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC on {platform.node()}\n"
+        f"hardware  {_hardware()}\n"
         f"command   {shlex.join(sys.argv)}\n"
         f"revision  {revision}\n"
         f"versions  python {platform.python_version()}, {versions}\n"

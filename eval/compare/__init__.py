@@ -11,7 +11,9 @@
                     warn.py: what a reader must know with them
     judged.py       families → verdicts: judging.py, by blocks.py (arms and seeds) and dunnett.py (many to one)
     eval.scaling    families → laws over sizes, a field of the results
-    sections/       results → blocks of a page (page.py), drawn by pictures.py, written by page_html and page_markdown
+    provenance.py   run folders and families → where the runs come from
+    sections/       results → blocks of a page (page.py), the first screen first; drawn by forest.py and pictures.py,
+                    both by drawing.py; written by page_html, page_markdown and page_tables
     command.py      ``depth compare``; --tensorboard writes the results as TensorBoard runs too
                     (eval.tensorboard_curves)
 

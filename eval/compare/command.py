@@ -1,8 +1,8 @@
 """Compare finished runs with a baseline: loss, how sure, and at what price.
 
 Reads run folders, studies, and TensorBoard event files of any torchtitan run.
-Writes report.html (one file, for a phone too), report.md with pictures/, and
-results.json, and prints the main table. A damaged or unfinished run is left
+Writes report.html (one file, for a phone too), report.md with pictures/ (SVG),
+tables/ (CSV and LaTeX) and results.json, and prints the main table. A damaged or unfinished run is left
 out, and the report says why.
 
 LABEL=PATH names a run. Event files do not say the seed: a label or folder that
@@ -19,7 +19,6 @@ example: depth compare old-seed0=a/outputs new-seed0=b/outputs --baseline old
 import argparse
 import os
 import sys
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"--out {args.out}: cannot be written ({error.strerror}); choose another folder") from error
     print(main_table(results))
-    print(f"\nwrote {args.out / 'report.html'}, report.md and results.json")
+    print(f"\nwrote {args.out / 'report.html'}, report.md, results.json, pictures/ and tables/")
     if args.tensorboard:
         count = write_curves(results, args.tensorboard)
         print(f"wrote {plural(count, 'TensorBoard run')}; see them with: tensorboard --logdir {args.tensorboard}")
@@ -92,11 +91,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_out(folder: Path) -> None:
     """Before the work, and without making anything, so that there is no folder where there is nothing to compare."""
-    from eval.compare.page_markdown import FOLDER
+    from eval.compare import page_markdown, page_tables
 
     option = f"--out {folder}"
     _check_writable(folder, option)
-    _check_writable(folder / FOLDER, option)
+    for inside in (page_markdown.FOLDER, page_tables.FOLDER):
+        _check_writable(folder / inside, option)
     for name in FILES:
         if (folder / name).is_dir():
             raise UserError(f"{option}: {folder / name} is a folder; choose another one")
@@ -112,18 +112,20 @@ def _check_writable(folder: Path, option: str) -> None:
 
 
 def write_report(folder: Path, page: "Page", results: str) -> None:
-    """Write the three files, and the pictures of ``report.md``."""
-    from eval.compare.page import pictures_of
+    """Write the three files, and every picture and table of the page beside them."""
+    from eval.compare import page_tables
+    from eval.compare.drawing import alone
+    from eval.compare.page import pictures_of, tables_of
     from eval.compare.page_html import to_html
     from eval.compare.page_markdown import FOLDER, to_markdown
     from torchtitan_ext.files import write_file
 
-    pictures = folder / FOLDER
-    pictures.mkdir(parents=True, exist_ok=True)
-    for picture in pictures_of(page.blocks):
-        drawn = BytesIO()
-        picture.figure.savefig(drawn, format="png", dpi=150, facecolor="white")
-        write_file(pictures / f"{picture.file}.png", drawn.getvalue())
-    contents = (to_html(page), to_markdown(page), results)
-    for name, content in zip(FILES, contents, strict=True):
+    beside = {f"{FOLDER}/{picture.file}.svg": alone(picture.svg) for picture in pictures_of(page.blocks)}
+    for file, table in tables_of(page.blocks).items():
+        beside[f"{page_tables.FOLDER}/{file}.csv"] = page_tables.to_csv(table)
+        beside[f"{page_tables.FOLDER}/{file}.tex"] = page_tables.to_latex(table)
+    whole = dict(zip(FILES, (to_html(page), to_markdown(page), results), strict=True))
+    for inside in (FOLDER, page_tables.FOLDER):
+        (folder / inside).mkdir(parents=True, exist_ok=True)
+    for name, content in {**beside, **whole}.items():
         write_file(folder / name, content.encode())

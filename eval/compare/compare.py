@@ -10,7 +10,10 @@ from eval.compare.bands import difference_bands, loss_bands, training_bands
 from eval.compare.curves import READ, ReadCurve, has_axis, learning_rate_share, reaches, value_at
 from eval.compare.grouping import Family, Group
 from eval.compare.judged import judge_families
+from eval.compare.numbers import size_order
+from eval.compare.provenance import provenance
 from eval.compare.results import (
+    UNDECIDED,
     AtEqual,
     BitsPerByte,
     Cost,
@@ -31,12 +34,12 @@ from eval.compare.warn import group_notes, reservations, unlike, warnings
 from eval.scaling.scale import scale
 
 Pairs = Sequence[tuple[Run, Run]]
-UNDECIDED = "cannot tell"
 _SAME_MEMORY = 0.005
 
 
 def compare(families: Sequence[Family], left_out: Sequence[LeftOut]) -> Results:
     """Compare each family's groups with its baseline."""
+    families = sorted(families, key=lambda family: size_order(family.size))
     results = [_family(family) for family in families]
     comparisons = judge_families(families, results)
     for family in results:
@@ -90,6 +93,7 @@ def _family(family: Family) -> FamilyResult:
         tasks=task_rows(family),
         data=family.all[0].first.data,
         warnings=warnings(family),
+        provenance=provenance(family),
     )
 
 

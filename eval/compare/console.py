@@ -31,7 +31,7 @@ def _family(family: FamilyResult) -> list[str]:
     size = f"size {family.size}, " if family.size else ""
     against = f"baseline {family.baseline}" if family.baseline else "no baseline"
     lines = [*_wrapped(f"{size}{what} in nats per token, {against}"), _line(_COLUMNS)]
-    for group in family.groups:
+    for group in family.in_order:
         lines += [f"{group.label} ({_seeds(group)})", _line(_cells(group, family))]
         if group.reservations:
             lines += _wrapped(f"  {group.verdict}{with_reservations(group)}")

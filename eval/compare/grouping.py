@@ -111,7 +111,7 @@ def _groups(runs: Sequence[Run], left_out: list[LeftOut], asked: str | None) -> 
             left_out.append(LeftOut(run.name, f"the same settings and seed as {twin.name}, which was used"))
         else:
             same[f"{len(same)} {run.name}"] = run
-    alike = [tuple(same.values()) for same in by_key.values()]
+    alike = [tuple(sorted(same.values(), key=_seed)) for same in by_key.values()]
     lost = {id(group): tuple(out for out in left_out if _belongs(out, group[0])) for group in alike}
     groups = _with_labels([Group("", group, lost[id(group)]) for group in alike])
     chosen = keep_best(alike, left_out)
@@ -119,6 +119,11 @@ def _groups(runs: Sequence[Run], left_out: list[LeftOut], asked: str | None) -> 
         return groups
     best = _with_labels([Group("", renamed(group), lost[id(group)], sweep) for group, sweep in chosen])
     return groups if asked in _names(groups) - _names(best) else best
+
+
+def _seed(run: Run) -> tuple[bool, int]:
+    """Order of the runs of a group: by number, unknown seeds last."""
+    return run.seed is None, run.seed or 0
 
 
 def _names(groups: Sequence[Group]) -> set[str | None]:

@@ -1,6 +1,7 @@
 """Numbers for people."""
 
 import math
+import re
 
 from eval.compare.judging import Comparison
 from eval.compare.statistics import Estimate
@@ -15,6 +16,7 @@ COST_TITLES = {
     "parameters": "parameters",
 }
 _STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMbBgGtT]?)")
 NONE = "–"
 
 
@@ -26,6 +28,16 @@ def large(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
+
+
+def size_order(size: str | None) -> tuple[float, str]:
+    """By number, so that 1.2M is before 10M; sizes that are no number come last, by name."""
+    match = _SIZE.fullmatch(size or "")
+    prefixes = {letter.upper(): factor for factor, letter in _STEPS}
+    prefixes["B"] = prefixes["G"]
+    if match is None:
+        return math.inf, size or ""
+    return float(match[1]) * prefixes.get(match[2].upper(), 1.0), size or ""
 
 
 def seconds(value: float | None) -> str:

@@ -3,11 +3,9 @@
 Text may hold ``**bold**`` and `` `code` ``. Names that come from outside go through ``name``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-
-from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,23 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the row."""
+    """The first column names the row. ``file``: the name under which it is kept as CSV and LaTeX, without an ending;
+    of several tables of a page with one name, all but the first get a number. ``words``: numbers of the columns that
+    hold words, which may be broken into lines."""
 
+    file: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Picture:
-    """``file`` is the name under which ``report.md`` keeps it, without an ending."""
+    """``file`` is the name under which ``report.md`` keeps it, without an ending; ``svg``: as ``drawing.as_svg`` gives
+    it."""
 
     file: str
-    figure: Figure
+    svg: str
     caption: str
 
 
@@ -77,12 +80,26 @@ def name(text: object) -> str:
     return f"`{str(text).replace('`', chr(39)).replace(chr(10), ' ')}`"
 
 
+def all_blocks(blocks: Sequence[Block]) -> Iterator[Block]:
+    """In order, those that are folded away among them."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Folded):
+            yield from all_blocks(block.blocks)
+
+
 def pictures_of(blocks: Sequence[Block]) -> list[Picture]:
     """All pictures in order."""
-    found: list[Picture] = []
-    for block in blocks:
-        if isinstance(block, Pictures):
-            found += block.pictures
-        elif isinstance(block, Folded):
-            found += pictures_of(block.blocks)
+    return [one for block in all_blocks(blocks) if isinstance(block, Pictures) for one in block.pictures]
+
+
+def tables_of(blocks: Sequence[Block]) -> dict[str, Table]:
+    """All tables in order, by the name of their files."""
+    found: dict[str, Table] = {}
+    for block in all_blocks(blocks):
+        if isinstance(block, Table):
+            number = 1
+            while (file := block.file if number == 1 else f"{block.file}-{number}") in found:
+                number += 1
+            found[file] = block
     return found

@@ -1,19 +1,17 @@
 """A page → one HTML file that needs nothing else: pictures inline, no script, light or dark as the reader's system."""
 
-import io
 import re
 from html import escape
-
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from eval.compare.page import Block, Bullets, Folded, Heading, Page, Pictures, Table, Text, Warning
 from eval.compare.palette import DARK, LIGHT
 
 _MARKUP = re.compile(r"`([^`]*)`|\*\*([^*]+)\*\*")
+_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
+_VARIABLES = {colour: f"var(--{key})" for key, colour in LIGHT.items()}
 _STYLE = """
 :root { color-scheme: light dark; %(light)s --page: #ffffff; --box: #f4f6f8; --warn: #fff4d6; --link: #0b6bcb; }
-@media (prefers-color-scheme: dark) { :root { %(dark)s --page: #14171b; --box: #1f242b; --warn: #3a3013; } }
+@media screen and (prefers-color-scheme: dark) { :root { %(dark)s --page: #14171b; --box: #1f242b; --warn: #3a3013; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--page); color: var(--ink);
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: break-word; }
@@ -30,10 +28,28 @@ tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--box); font-weight: 600; vertical-align: bottom; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--box); font-weight: 500;
   white-space: normal; min-width: 6.5rem; max-width: 11rem; }
+.words { text-align: left; white-space: normal; min-width: 7rem; }
+.words code { overflow-wrap: anywhere; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%%, 20rem), 1fr)); }
 figure { margin: 0; max-width: 34rem; } figcaption { font-size: 0.88rem; }
 svg { display: block; width: 100%%; height: auto; }
 details { margin: 0.8rem 0; } summary { cursor: pointer; font-weight: 600; padding: 0.4rem 0; }
+@media (max-width: 30rem) { body { padding: 0.7rem; } th, td { padding: 0.3rem 0.4rem; } table { font-size: 0.84rem; } }
+@media print {
+  @page { margin: 12mm; }
+  :root { color-scheme: light; }
+  body { max-width: none; padding: 0; font-size: 9pt; }
+  p, ul { max-width: none; }
+  .box { overflow: visible; border: 0; }
+  table { font-size: 7pt; width: 100%%; }
+  th, td { white-space: normal; padding: 0.15rem 0.25rem; }
+  th:first-child { position: static; min-width: 0; }
+  code { overflow-wrap: anywhere; }
+  tr, figure { break-inside: avoid; }
+  h1, h2, h3, thead { break-after: avoid; }
+  .pictures { grid-template-columns: 1fr 1fr; }
+  details::details-content { content-visibility: visible; height: auto; }
+}
 """
 
 
@@ -62,18 +78,20 @@ def _block(block: Block) -> str:
             return f'<p class="warning">{_inline(text)}</p>'
         case Bullets(items):
             return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in items) + "</ul>"
-        case Table(columns, rows):
-            head = "".join(f'<th scope="col">{_inline(column)}</th>' for column in columns)
+        case Table(_, columns, rows, words):
+            kinds = [' class="words"' if number in words else "" for number in range(len(columns))]
+            titles = zip(kinds, columns, strict=True)
+            head = "".join(f'<th scope="col"{kind}>{_inline(column)}</th>' for kind, column in titles)
             lines = "\n".join(
                 f'<tr><th scope="row">{_inline(row[0])}</th>'
-                + "".join(f"<td>{_inline(c)}</td>" for c in row[1:])
+                + "".join(f"<td{kind}>{_inline(cell)}</td>" for kind, cell in zip(kinds[1:], row[1:], strict=True))
                 + "</tr>"
                 for row in rows
             )
             return f'<div class="box"><table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>'
         case Pictures(pictures):
             shown = "\n".join(
-                f"<figure>{to_svg(picture.figure, picture.file, picture.caption)}"
+                f"<figure>{themed(picture.svg, picture.file, picture.caption)}"
                 f"<figcaption>{_inline(picture.caption)}</figcaption></figure>"
                 for picture in pictures
             )
@@ -93,22 +111,14 @@ def _inline(text: str) -> str:
     return "".join([*parts, escape(text[end:])])
 
 
-def to_svg(figure: Figure, prefix: str, title: str) -> str:
-    """The figure as an SVG element whose colours follow the page and whose ids start with ``prefix``."""
-    file = io.StringIO()
-    empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
-        figure.savefig(file, format="svg", transparent=True, metadata=empty)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+def themed(svg: str, prefix: str, title: str) -> str:
+    """A picture whose colours follow the page and whose ids start with ``prefix``."""
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     # An SVG element inside HTML is in its namespace already.
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'href="#', f'href="#{prefix}-', svg).replace("url(#", f"url(#{prefix}-")
-    for key, colour in LIGHT.items():
-        svg = re.sub(colour, f"var(--{key})", svg, flags=re.IGNORECASE)
+    svg = _COLOUR.sub(lambda found: _VARIABLES.get(found[0].lower(), found[0]), svg)
     plain = escape(re.sub(r"[`*]", "", title))
-    return svg.replace("<svg", f'<svg role="img" aria-label="{plain}"', 1).strip()
+    return svg.replace("<svg", f'<svg role="img" aria-label="{plain}"', 1)

@@ -22,12 +22,16 @@ def _block(block: Block) -> str:
             return f"> **Note.** {_plain(text)}"
         case Bullets(items):
             return "\n".join(f"- {_plain(item)}" for item in items)
-        case Table(columns, rows):
-            lines = [_row(columns), "|---" + "|---:" * (len(columns) - 1) + "|", *(_row(row) for row in rows)]
+        case Table(_, columns, rows, words):
+            lines = [
+                _row(columns),
+                "|---" + "".join("|---" if number in words else "|---:" for number in range(1, len(columns))) + "|",
+                *(_row(row) for row in rows),
+            ]
             return "\n".join(lines)
         case Pictures(pictures):
             return "\n\n".join(
-                f"![{_alt(picture.caption)}]({FOLDER}/{picture.file}.png)\n\n{_plain(picture.caption)}"
+                f"![{_alt(picture.caption)}]({FOLDER}/{picture.file}.svg)\n\n{_plain(picture.caption)}"
                 for picture in pictures
             )
         case Folded(title, blocks):

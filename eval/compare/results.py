@@ -12,6 +12,9 @@ from eval.compare.sweeps import Sweep
 from eval.scaling.results import ScalingResult
 
 FORMAT = 3
+UNDECIDED = "cannot tell"
+ORDER = ("better", UNDECIDED, "worse", "")
+"""Verdicts as a report orders them; a baseline of whatever length has none."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,8 @@ class SweepResult:
 
 @dataclass
 class FamilyResult:
-    """One comparison: ``groups[0]`` is the baseline where ``baseline`` is not None. ``measure``: the loss compared."""
+    """One comparison: ``groups[0]`` is the baseline where ``baseline`` is not None. ``measure``: the loss compared.
+    ``provenance``: where its runs come from, the values by what they say."""
 
     size: str | None
     baseline: str | None
@@ -248,6 +252,20 @@ class FamilyResult:
     tasks: list[TaskRow]
     data: Mapping[str, Any] | None
     warnings: list[str]
+    provenance: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def in_order(self) -> list[GroupResult]:
+        """The groups as a report shows them: the baseline, then by verdict (``ORDER``), the lowest difference first."""
+
+        def place(group: GroupResult) -> tuple[bool, int, float]:
+            return (
+                group.label != self.baseline,
+                ORDER.index(group.verdict),
+                math.inf if group.mean is None else group.mean,
+            )
+
+        return sorted(self.groups, key=place) if self.baseline else list(self.groups)
 
 
 @dataclass

@@ -65,6 +65,27 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a run folder says of where the run comes from. Of a run that was started several times, all different
+    values in order.
+
+    Attributes:
+        days: of each start, as ``2026-11-30``.
+        machines, hardware, revisions, versions: of the starts.
+        data: path of its data set.
+        precision: of training.
+    """
+
+    days: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()
+    revisions: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    data: str | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run.
 
@@ -72,6 +93,8 @@ class Run:
         name, path: as given.
         label: what the run is without its seed, where its study says so.
         variant, size, seed, data_seed, control: None where nothing says.
+        study: name of its study, where it is one's.
+        origin: where it comes from; None for event files, which do not say.
         baseline: label of the run it is compared with, where its study says so.
         settings: the run file's keys that change what is learned, seeds apart: what tells groups apart.
         speed: the run file's keys that change what a step costs and nothing else.
@@ -98,6 +121,8 @@ class Run:
     seed: int | None = None
     data_seed: int | None = None
     control: str | None = None
+    study: str | None = None
+    origin: Origin | None = None
     baseline: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     speed: Mapping[str, Any] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from data_prep.manifest import MANIFEST, read_manifest
 from eval.compare import records as tags
 from eval.compare.event_files import event_files, read_events
 from eval.compare.marks import read_marks
+from eval.compare.provenance import read_origin
 from eval.compare.records import Records
 from eval.compare.run import DIVERGED, FAILED, NO_CURVE, UNFINISHED, Run
 from torchtitan_ext.errors import UserError
@@ -100,6 +101,7 @@ def _known(path: Path, name: str, facts: Mapping[str, Any], settings: Mapping[st
             _unread(path, name, str(facts["variant"]), costs, int(identity["seed"])),
             size=str(facts["size"]),
             data_seed=int(data["seed"]),
+            origin=read_origin(path, settings),
             data=comparable,
             settings=learning,
             speed=speed,

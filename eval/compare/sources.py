@@ -175,6 +175,7 @@ def _study_runs(file: Path) -> list[tuple[str, dict[str, Any]]]:
                     "variant": str(run["variant"]),
                     "size": str(run["size"]),
                     **({} if run.get("seed") is None else {"seed": int(run["seed"])}),
+                    "study": str(record["name"]) if record.get("name") else None,
                     "control": run.get("control"),
                     "baseline": label_of.get(run["baseline"]) if run.get("baseline") else None,
                 },

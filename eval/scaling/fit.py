@@ -94,10 +94,9 @@ def fit(
         raise ValueError("a loss is not a positive number")
     centre = np.average(logs, axis=0, weights=weights)
     centred, log_losses = logs - centre, np.log(losses)
-    starts = _starts(centred, losses, weights, delta) if start is None else [_moved(start.constants, centre)]
+    starts = _starts(centred, losses, weights, delta) if start is None else [moved(start.constants, centre)]
     lowest = float(log_losses.min())
-    k = logs.shape[1]
-    bounds = [(lowest - 10, lowest), *[(lowest - 15, lowest + 15)] * k, *[_EXPONENTS] * k]
+    bounds = bounds_of(lowest, logs.shape[1])
     lower, upper = np.array(bounds).T
     solved = [
         minimize(
@@ -112,7 +111,12 @@ def fit(
         for first in starts
     ]
     best = min(solved, key=lambda result: result.fun)
-    return Law(_moved(best.x, -centre))
+    return Law(moved(best.x, -centre))
+
+
+def bounds_of(lowest: float, quantities: int) -> list[tuple[float, float]]:
+    """Of the constants [p] where ``lowest`` is the logarithm of the lowest loss and quantities are centred."""
+    return [(lowest - 10, lowest), *[(lowest - 15, lowest + 15)] * quantities, *[_EXPONENTS] * quantities]
 
 
 def _terms(constants: np.ndarray, logs: np.ndarray) -> np.ndarray:
@@ -124,7 +128,7 @@ def _terms(constants: np.ndarray, logs: np.ndarray) -> np.ndarray:
     return terms
 
 
-def _moved(constants: np.ndarray, by: np.ndarray) -> np.ndarray:
+def moved(constants: np.ndarray, by: np.ndarray) -> np.ndarray:
     """The constants of the same law over ``logs − by``."""
     k = len(by)
     moved = np.array(constants, dtype=float)

@@ -22,6 +22,7 @@ from eval.compare.curves import ReadCurve
 from eval.compare.grouping import Family
 from eval.scaling.fit import Law, constants_needed, fit
 from eval.scaling.ladder import COMPUTE, SIZE_AND_DATA, Ladder, choose_law, make_ladders
+from eval.scaling.refit import refit
 from eval.scaling.results import Gain, Interval, LadderResult, Line, Point, ScalingResult
 
 FEWEST_SIZES = 3
@@ -151,8 +152,8 @@ def _fit(ladder: Ladder, law: str, draws: Sequence[Draw], why_none: str | None) 
     degrees = len(set(cells)) - len(whole.constants)
     if why_none is not None:
         return Fitted(ladder, whole, (), degrees, why_none)
-    weights = [np.array([drawn[cell] for cell in cells], dtype=float) for drawn in draws]
-    return Fitted(ladder, whole, [fit(logs, losses, one, whole) for one in weights], degrees, None)
+    weights = np.array([[drawn[cell] for cell in cells] for drawn in draws], dtype=float).reshape(-1, len(cells))
+    return Fitted(ladder, whole, refit(logs, losses, weights, whole), degrees, None)
 
 
 def _describe(result: LadderResult, fitted: Fitted, base: Fitted | None, law: str) -> None:

@@ -1,41 +1,63 @@
 """Results → blocks of the report. Every table is followed by what its columns mean."""
 
-from eval.compare.page import Block, Bullets, Heading, Page, Text, Warning, name
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eval.compare.page import Block, Bullets, Folded, Heading, Page, Table, Text, Warning, name
 from eval.compare.results import FamilyResult, Results
 from eval.compare.sections.budgets import budget_blocks
 from eval.compare.sections.depth import depth_blocks
 from eval.compare.sections.drawn import picture_blocks
+from eval.compare.sections.first import first_blocks
 from eval.compare.sections.losses import loss_blocks
 from eval.compare.sections.scaling import scaling_blocks
-from eval.compare.sections.short import short_blocks
 from eval.compare.sections.sweeps import sweep_blocks
 from eval.compare.sections.tasks import task_blocks
 from eval.compare.sections.words import without_rows
 
 
 def report(results: Results) -> Page:
-    blocks: list[Block] = [*_opening(results)]
+    """The answer first, then every number."""
+    alone = len(results.families) == 1
+    blocks: list[Block] = [*_warnings(results), *first_blocks(results), Text(_opening(results))]
     for number, family in enumerate(results.families):
-        blocks += _family_blocks(family, f"f{number}", results, alone=len(results.families) == 1)
+        found = _family_blocks(family, f"f{number}", results)
+        blocks += found if alone else _tables_named(found, family.size or f"{number + 1}")
     blocks += scaling_blocks(results.scaling)
     blocks += _left_out(results)
     return Page("Which replacement of the residual connection helps, and at what price", blocks)
 
 
-def _opening(results: Results) -> list[Block]:
-    blocks: list[Block] = [
-        Text(
-            f"{_subject(results)} **Loss** is the mean negative log-likelihood of a token, in nats: lower is better; "
-            "**held-out** loss is that of text kept out of training. A **seed** fixes the initial weights and the "
-            "order of the data, so two runs of one seed began alike and saw the same batches; differences are taken "
-            "seed by seed. `results.json` has all numbers in full."
-        )
-    ]
+def _opening(results: Results) -> str:
+    return (
+        f"{_subject(results)} **Loss** is the mean negative log-likelihood of a token, in nats: lower is better; "
+        "**held-out** loss is that of text kept out of training. A **seed** fixes the initial weights and the "
+        "order of the data, so two runs of one seed began alike and saw the same batches; differences are taken "
+        "seed by seed. `results.json` has all numbers in full; `tables/` has every table as CSV and LaTeX, `pictures/` "
+        "every picture as SVG."
+    )
+
+
+def _warnings(results: Results) -> list[Block]:
+    blocks: list[Block] = []
     diverged = [f"{name(out['name'])} ({out['why']})" for out in results.left_out if out["diverged"]]
     if diverged:
         blocks.append(Warning(f"Diverged, and so without a final loss: {'; '.join(diverged)}."))
-    blocks += [Warning(sentence) for sentence in without_rows(results, name)]
-    return blocks
+    return blocks + [Warning(sentence) for sentence in without_rows(results, name)]
+
+
+def _tables_named(blocks: Sequence[Block], size: str) -> list[Block]:
+    """The files of these tables begin with the size."""
+    found: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Table):
+            found.append(replace(block, file=f"{re.sub(r'[^A-Za-z0-9.]+', '_', size)}-{block.file}"))
+        elif isinstance(block, Folded):
+            found.append(replace(block, blocks=_tables_named(block.blocks, size)))
+        else:
+            found.append(block)
+    return found
 
 
 def _subject(results: Results) -> str:
@@ -53,12 +75,10 @@ def _subject(results: Results) -> str:
     )
 
 
-def _family_blocks(family: FamilyResult, key: str, results: Results, alone: bool) -> list[Block]:
+def _family_blocks(family: FamilyResult, key: str, results: Results) -> list[Block]:
     size = f", size {family.size}" if family.size else ""
     title = f"Against {family.baseline}{size}" if family.baseline else f"Without a baseline{size}"
-    blocks: list[Block] = [] if alone else [Heading(title)]
-    blocks += [Warning(warning) for warning in family.warnings]
-    blocks += short_blocks(family)
+    blocks: list[Block] = [Heading(title)]
     blocks += loss_blocks(family, results.comparisons)
     blocks += sweep_blocks(family, key)
     blocks += task_blocks(family)

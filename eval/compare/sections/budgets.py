@@ -9,7 +9,7 @@ from eval.compare.run import AXES
 def budget_blocks(family: FamilyResult) -> list[Block]:
     if family.baseline is None:
         return _memory(family)
-    others = [group for group in family.groups if group.at_equal]
+    others = [group for group in family.in_order if group.at_equal]
     if not others:
         return []
     blocks: list[Block] = [Heading("At equal budgets", 3)]
@@ -60,7 +60,7 @@ def _equal_table(groups: list[GroupResult], axis: str) -> Table:
         else:
             at_budget = f"{signed(found.difference.mean)} at {amount(axis, found.budget)}"
             rows.append([*cells, at_budget, interval(found.difference), _read_at(found)])
-    return Table(columns, rows)
+    return Table(f"equal-{axis}", columns, rows)
 
 
 def _read_at(found: AtEqual) -> str:
@@ -81,7 +81,7 @@ def _memory(family: FamilyResult) -> list[Block]:
     ]
     return [
         Text("**At equal memory**"),
-        Table(["memory budget", "best that fits", "its loss", "fits from here on"], rows),
+        Table("equal-memory", ["memory budget", "best that fits", "its loss", "fits from here on"], rows),
         Bullets(
             [
                 "Each line takes one row's peak memory as the budget and gives the lowest mean final loss among "
@@ -97,7 +97,7 @@ def _reach_blocks(family: FamilyResult, groups: list[GroupResult]) -> list[Block
     rows = [[name(group.label), *(_reach(group.reach.get(axis)) for axis in AXES)] for group in groups]
     return [
         Heading("How much sooner the baseline's final loss is reached", 3),
-        Table(["run", "tokens", "FLOPs", "time"], rows),
+        Table("reached", ["run", "tokens", "FLOPs", "time"], rows),
         Text(
             f"What {name(family.baseline)} spent on its whole run, divided by what the row had spent when its curve "
             "first came down to the baseline's final loss of the same seed (straight lines between measurements "

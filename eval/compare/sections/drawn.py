@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from matplotlib.figure import Figure
-
 from eval.compare.numbers import COST_TITLES, UNITS
 from eval.compare.page import Block, Folded, Heading, Picture, Pictures, Text, name
 from eval.compare.pictures import cost_picture, difference_picture, loss_picture
@@ -67,5 +65,5 @@ def _losses(family: FamilyResult, key: str, curves: str, title: str) -> list[Pic
     )
 
 
-def _pictures(made: Iterable[tuple[str, Figure | None, str]]) -> list[Picture]:
-    return [Picture(file, figure, caption) for file, figure, caption in made if figure is not None]
+def _pictures(made: Iterable[tuple[str, str | None, str]]) -> list[Picture]:
+    return [Picture(file, svg, caption) for file, svg, caption in made if svg is not None]

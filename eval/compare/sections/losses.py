@@ -1,10 +1,9 @@
 """The main table, its costs, the seeds one by one, and every pair of rows."""
 
-from eval.compare.compare import UNDECIDED
 from eval.compare.judging import MOST_SEEDS
 from eval.compare.numbers import COST_TITLES, NONE, cost, half_width, interval, loss, p_value, plural, ratio, signed
 from eval.compare.page import Block, Bullets, Folded, Heading, Table, Text, name
-from eval.compare.results import FamilyResult, GroupResult
+from eval.compare.results import UNDECIDED, FamilyResult, GroupResult
 from eval.compare.sections.words import how_judged, with_reservations
 from eval.compare.statistics import LEVEL
 
@@ -16,7 +15,7 @@ def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
         blocks.append(Bullets(_main_columns(family, comparisons)))
         if judged := how_judged(family.test, name):
             blocks.append(Text(" ".join(["**How the rows were judged.**", *judged])))
-    notes = [f"{name(group.label)}: {note}." for group in family.groups for note in group.notes]
+    notes = [f"{name(group.label)}: {note}." for group in family.in_order for note in group.notes]
     if notes:
         blocks += [Text("**Notes on the rows**"), Bullets(notes)]
     blocks += [Heading("What it costs", 3), _cost_table(family), Bullets(_cost_columns(family))]
@@ -27,28 +26,31 @@ def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
 
 
 def _main_table(family: FamilyResult) -> Table:
-    columns = ["run", "seeds", "loss"]
+    """The verdict first: on a phone the other columns are out of sight."""
+    columns = ["run", "loss", "seeds"]
     if family.baseline:
-        columns += ["difference", "95% interval", "p", "paired p", "sign test", "verdict"]
-    return Table(columns, [_main_row(group, family) for group in family.groups])
+        columns = ["run", "verdict", "difference", "95% interval", "p", *columns[1:], "paired p", "sign test"]
+    rows = [_main_row(group, family) for group in family.in_order]
+    return Table("final-loss", columns, rows, words=[1] if family.baseline else ())
 
 
 def _main_row(group: GroupResult, family: FamilyResult) -> list[str]:
     fates = [lost.fate for lost in group.lost]
     seeds = " + ".join([str(len(group.seeds)), *(f"{fates.count(fate)} {fate}" for fate in dict.fromkeys(fates))])
-    row = [name(group.label), seeds, loss(group.loss)]
+    row, label = [loss(group.loss), seeds], name(group.label)
     if family.baseline is None:
-        return row
+        return [label, *row]
     if group.label == family.baseline:
-        return [*row, "baseline", *[NONE] * 5]
+        return [label, "baseline", *[NONE] * 3, *row, NONE, NONE]
     found, paired = group.difference, group.paired
     if paired is None:
-        return [*row, *[NONE] * 5, group.verdict]
+        return [label, group.verdict, *[NONE] * 3, *row, NONE, NONE]
     if group.reference:
-        return [*row, signed(paired.mean), interval(paired), *[NONE] * 3, f"the baseline, {group.steps} steps"]
-    tests = [p_value(found.p if found else None), p_value(paired.p), p_value(paired.sign_p)]
+        said = f"the baseline, {group.steps} steps"
+        return [label, said, signed(paired.mean), interval(paired), NONE, *row, NONE, NONE]
     verdict = group.verdict + _why_undecided(group) + with_reservations(group, brief=True)
-    return [*row, signed(group.mean), interval(found), *tests, verdict]
+    judged = [verdict, signed(group.mean), interval(found), p_value(found.p if found else None)]
+    return [label, *judged, *row, p_value(paired.p), p_value(paired.sign_p)]
 
 
 def _why_undecided(group: GroupResult) -> str:
@@ -66,8 +68,12 @@ def _why_undecided(group: GroupResult) -> str:
 def _main_columns(family: FamilyResult, comparisons: int) -> list[str]:
     base = name(family.baseline)
     return [
-        f"**loss**: the mean at the end of each run, over the seeds that {base} has too. **difference**: this loss "
-        f"less that of {base}, seed by seed; below zero is better.",
+        "**verdict**: better or worse where 0 lies outside the interval, else “cannot tell”, which is not “no "
+        "difference”. In brackets: how many seeds would show a difference as large as this one, with this spread and "
+        "for as many comparisons, four times out of five. Behind “but”: what the verdict must not be read without. "
+        "Rows stand in the order of their verdicts.",
+        f"**difference**: the loss less that of {base}, seed by seed; below zero is better. **loss**: the mean at the "
+        f"end of each run, over the seeds that {base} has too.",
         f"**95% interval**: where the true difference lies. All intervals of this report (it judges "
         f"{plural(comparisons, 'row')}) hold together with 95%, as the best of many looks good by luck. An interval "
         "with an open end: runs that diverged or failed have no loss, so nothing bounds the mean on that side.",
@@ -75,15 +81,12 @@ def _main_columns(family: FamilyResult, comparisons: int) -> list[str]:
         f"{LEVEL} where 0 lies outside the interval.",
         "**paired p**, **sign test**: of the row's own differences by themselves, corrected for nothing: the paired "
         f"t-test, and the number of seeds won, whose p cannot fall below {LEVEL} with fewer than 6 seeds.",
-        "**verdict**: better or worse where 0 lies outside the interval, else “cannot tell”, which is not “no "
-        "difference”. In brackets: how many seeds would show a difference as large as this one, with this spread and "
-        "for as many comparisons, four times out of five. Behind “but”: what the verdict must not be read without.",
     ]
 
 
 def _cost_table(family: FamilyResult) -> Table:
     rows = []
-    for group in family.groups:
+    for group in family.in_order:
         row = [name(group.label)]
         for key in COST_TITLES:
             found = group.costs[key]
@@ -93,7 +96,7 @@ def _cost_table(family: FamilyResult) -> Table:
     titles = [*COST_TITLES.values()]
     if family.per_device:
         titles[0] = "tokens/s per device"
-    return Table(["run", *titles], rows)
+    return Table("cost", ["run", *titles], rows)
 
 
 def _cost_columns(family: FamilyResult) -> list[str]:
@@ -115,14 +118,14 @@ def _seeds(family: FamilyResult) -> list[Block]:
             loss(pair.loss),
             *([loss(pair.baseline), signed(pair.difference)] if family.baseline else []),
         ]
-        for group in family.groups
+        for group in family.in_order
         for pair in group.pairs
         if group.label != family.baseline
     ]
     if not family.baseline:
-        return [Table(["run", "seed", "loss"], rows)]
+        return [Table("seeds", ["run", "seed", "loss"], rows)]
     return [
-        Table(["run", "seed", "loss", "baseline's", "difference"], rows),
+        Table("seeds", ["run", "seed", "loss", "baseline's", "difference"], rows),
         Text(
             f"**baseline's**: the final loss of {name(family.baseline)} with the same seed. **difference**: loss "
             "less that."
@@ -135,7 +138,7 @@ def _every_pair(family: FamilyResult) -> list[Block]:
         return []
     found = {(pair.row, pair.column): pair.difference for pair in family.every_pair}
     # How the baseline compares is said in the main table, by a better test.
-    labels = [group.label for group in family.groups if group.label != family.baseline]
+    labels = [group.label for group in family.in_order if group.label != family.baseline]
     if len(labels) < 2:
         return []
     rows = []
@@ -156,7 +159,7 @@ def _every_pair(family: FamilyResult) -> list[Block]:
                     "interval, by a paired t-test of these two, not corrected for the number of pairs. Below zero: the "
                     f"row is better.{said}"
                 ),
-                Table(["run", *(name(label) for label in labels)], rows),
+                Table("every-pair", ["run", *(name(label) for label in labels)], rows),
             ],
         )
     ]
@@ -181,5 +184,5 @@ def _bits_per_byte(family: FamilyResult) -> list[Block]:
             "per byte of held-out text are: the data sets' manifests say that it is the same text, and each run scored "
             "all of it but what fills no whole window at its end."
         ),
-        Table(["run", "bits per byte", "difference", "95% interval", "pairs"], rows),
+        Table("bits-per-byte", ["run", "bits per byte", "difference", "95% interval", "pairs"], rows),
     ]

@@ -61,7 +61,7 @@ def _points(ladders: list[LadderResult], measure: str) -> list[Block]:
         for point in ladder.points
     ]
     return [
-        Table(["run", "size", "parameters N", "tokens D", "FLOPs C", "loss", "seeds"], rows),
+        Table("scaling-points", ["run", "size", "parameters N", "tokens D", "FLOPs C", "loss", "seeds"], rows),
         Text(f"**loss**: final {measure}, mean over the seeds."),
     ]
 
@@ -76,7 +76,7 @@ def _constants(fitted: list[LadderResult], scaling: ScalingResult) -> list[Block
     ]
     return [
         Heading("The laws", 3),
-        Table(["run", *(_SYMBOLS.get(key, key) for key in names), "error"], rows),
+        Table("scaling-laws", ["run", *(_SYMBOLS.get(key, key) for key in names), "error"], rows),
         Bullets(
             [
                 "**E**: the loss that no compute would remove. In brackets: 95% intervals, from "
@@ -99,7 +99,7 @@ def _gains(fitted: list[LadderResult], scaling: ScalingResult) -> list[Block]:
     path = "" if scaling.law == COMPUTE else " The baseline grows from its model of that size, N and D alike."
     return [
         Heading("Compute-equivalent gain", 3),
-        Table(["run", "size", "loss by its law", "gain", "95% interval", "outside the data"], rows),
+        Table("scaling-gain", ["run", "size", "loss by its law", "gain", "95% interval", "outside the data"], rows),
         Bullets(
             [
                 f"**gain**: how many times the run's training FLOPs the baseline ({bases}) needs for the same loss, "

@@ -2,26 +2,19 @@
 
 import math
 
-from eval.compare.compare import UNDECIDED
 from eval.compare.numbers import interval, plural, ratio
 from eval.compare.page import Block, Bullets, Heading, name
-from eval.compare.results import AtEqual, FamilyResult, GroupResult
+from eval.compare.results import UNDECIDED, AtEqual, FamilyResult, GroupResult
 from eval.compare.sections.words import is_equal, with_reservations
 
 _MOST_NATS = 100.0
 """A difference beyond which a change in perplexity says no more (and soon is no number)."""
-_ORDER = ("better", "worse", UNDECIDED, "")
 
 
 def short_blocks(family: FamilyResult) -> list[Block]:
     if family.baseline is None or len(family.groups) < 2:
         return []
-    ranked = sorted(family.groups[1:], key=lambda group: (_ORDER.index(group.verdict), _mean(group)))
-    return [Heading("In short", 3), Bullets([_sentence(group, family) for group in ranked])]
-
-
-def _mean(group: GroupResult) -> float:
-    return math.inf if group.mean is None else group.mean
+    return [Heading("In short", 3), Bullets([_sentence(group, family) for group in family.in_order[1:]])]
 
 
 def _sentence(group: GroupResult, family: FamilyResult) -> str:

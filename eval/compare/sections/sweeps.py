@@ -16,7 +16,7 @@ def sweep_blocks(family: FamilyResult, key: str) -> list[Block]:
     picture = Picture(f"{key}-sweep", sweep_picture(family, measure), f"Final {measure} against the learning rate.")
     return [
         Heading("Learning rates", 3),
-        Table(["run", "learning rate", "seeds", "loss", "lowest", "highest", ""], rows),
+        Table("learning-rates", ["run", "learning rate", "seeds", "loss", "lowest", "highest", ""], rows),
         Bullets(
             [
                 "Each of these rows was trained at several learning rates, and is compared at its **best** one "

@@ -26,7 +26,7 @@ def task_blocks(family: FamilyResult) -> list[Block]:
         )
     return [
         Heading("Downstream tasks", 3),
-        Table(columns, [_row(row, family.baseline) for row in family.tasks]),
+        Table("tasks", columns, [_row(row, family.baseline) for row in family.tasks]),
         Bullets(explained),
     ]
 

@@ -1,5 +1,6 @@
 """`depth compare` as a reader meets it."""
 
+import csv
 import json
 import re
 import subprocess
@@ -125,7 +126,19 @@ def test_markdown_shows_the_same_tables_and_all_pictures(report: Path, html: Ele
     assert len(pictures) == len(list(html.iter("svg")))
     assert {f"pictures/{path.name}" for path in (report / "pictures").iterdir()} == set(pictures)
     for picture in pictures:
-        assert (report / picture).read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(report / picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_every_table_is_kept_as_csv_and_latex_too(report: Path, html: ElementTree.Element) -> None:
+    def cells(table: ElementTree.Element) -> list[list[str]]:
+        return [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+
+    shown = sorted(cells(table) for table in html.iter("table"))
+    files = sorted((report / "tables").glob("*.csv"))
+    assert sorted(list(csv.reader(file.open(encoding="utf-8", newline=""))) for file in files) == shown
+    for file in files:
+        rows = len(file.read_text(encoding="utf-8").splitlines())
+        assert file.with_suffix(".tex").read_text(encoding="utf-8").count(" \\\\\n") == rows
 
 
 def test_results_are_strict_json_with_the_numbers_of_the_report(report: Path) -> None:

@@ -9,6 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from eval.compare.sources import gather
 from torchtitan_ext.errors import UserError
+from torchtitan_ext.run_folder import FORMAT
 
 from .conftest import Recorded, as_a_user, straight
 
@@ -31,7 +32,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no facts.json": (lambda run: (run / "facts.json").unlink(), "no facts.json"),
     "facts without parameters": (rewrite("facts.json", lambda b: b.replace(b'"parameters"', b'"p"')), "parameters"),
     "facts of a later version": (
-        rewrite("facts.json", lambda b: b.replace(b'"format": 2', b'"format": 9')),
+        rewrite("facts.json", lambda b: b.replace(f'"format": {FORMAT}'.encode(), b'"format": 9')),
         "format 9",
     ),
     "no run.yaml": (lambda run: (run / "run.yaml").unlink(), "no run.yaml"),

@@ -72,7 +72,7 @@ def test_what_a_sweep_means_for_the_verdict_is_said_everywhere(runs: Path) -> No
     assert edge in console
     assert "The best learning rate of 'standard'" not in markdown
     assert "### Learning rates" in markdown
-    assert "pictures/f0-sweep.png" in markdown
+    assert "pictures/f0-sweep.svg" in markdown
     assert "| `standard` | 0.002 | 3 | 4.0003 | 3.9970 | 4.0040 | **best** |" in markdown
     assert "were trained alike" not in markdown
 
