@@ -100,7 +100,7 @@ class Downloads:
     def _segments(self, part: int, first_byte: int) -> Iterator[Segment]:
         for number in range(part, len(self._files)):
             size = self._files[number].size
-            begin = first_byte - first_byte % SEGMENT if number == part else 0
+            begin = 0 if number > part else size if first_byte >= size else first_byte - first_byte % SEGMENT
             for start in range(begin, size, SEGMENT):
                 yield Segment(number, start, min(start + SEGMENT, size))
 
