@@ -41,7 +41,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = LocalSource(args.corpus, args.text_column, None).files
+        files = LocalSource(args.corpus, args.text_column, None).paths
         tokenizer = folder / "tokenizer.json"
         source = LocalSource([str(path) for path in files], args.text_column, None)
         build(args.tokenizer, source, heldout_fraction=0.005, workers=args.workers).save(str(tokenizer))
@@ -65,7 +65,7 @@ def main() -> None:
             many / f"{copy}-{index}{path.suffix}" for copy in range(args.times) for index, path in enumerate(files)
         ]
         for link, path in zip(links, [*files] * args.times, strict=True):
-            link.symlink_to(path.absolute())
+            os.link(path.resolve(), link) if path.stat().st_dev == many.stat().st_dev else shutil.copy(path, link)
         _, _, grown = run_prep(links, tokenizer, args, folder / "data-many")
         print(f"peak memory: {peak / 2**20:.0f} MiB; corpus {args.times} times: {grown / 2**20:.0f} MiB")
         print(f"growth: {grown / peak:.3f}")

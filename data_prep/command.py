@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from data_prep.journal import DOWNLOADS
 from data_prep.manifest import Manifest, Settings
 from data_prep.prepare import prepare
 from data_prep.sources import FINEWEB_EDU, BuiltinSource, HubSource, LocalSource, Source
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="+",
-        help="fineweb-edu (streamed from the Hugging Face Hub), builtin (the text that comes with Python), or paths, "
-        "folders or globs of local .parquet, .jsonl and .txt files",
+        help="fineweb-edu (downloaded from the Hugging Face Hub), builtin (the text that comes with Python), or paths, "
+        "folders or globs of local .parquet, .jsonl and .txt files (text also as .gz, .bz2 or .zst)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the data set folder to write")
     parser.add_argument(
@@ -41,11 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tokenizer.json (default: gpt2)",
     )
     parser.add_argument(
-        "--eot-token", metavar="TOKEN", help="the tokeniser's end-of-text token, when it has none of the usual names"
+        "--eot-token", metavar="TOKEN", help="the tokeniser's end-of-text token, when it is not the one that is found"
     )
     parser.add_argument(
         "--config",
-        help=f"configuration of fineweb-edu: sample-10BT, sample-100BT, default, ... (default: {DEFAULT_CONFIG})",
+        help="configuration of fineweb-edu, or of a folder with a copy of such a repository: sample-10BT, "
+        f"sample-100BT, default, ... (of fineweb-edu: {DEFAULT_CONFIG})",
     )
     parser.add_argument("--revision", help="revision of fineweb-edu: a commit, branch or tag (default: the newest)")
     parser.add_argument(
@@ -55,15 +57,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--document-separator",
         type=_unescaped,
         metavar="STRING",
-        help=r"what separates the documents of a text file, with \n and \t understood; it is no part of them. Without "
-        "it a text file is one document. A corpus in one file needs it: the held-out split is cut between documents",
+        help=r"what separates the documents of a text file, with \n, \r and \t understood; it is no part of them. "
+        "Line ends of Windows match, too. Without it a text file is one document. A corpus in one file needs it: the "
+        "held-out split is cut between documents",
     )
     parser.add_argument(
         "--heldout-fraction",
         type=_fraction,
         default=0.005,
         metavar="F",
-        help="share of the documents kept out of training, chosen by a hash of their text (default: 0.005)",
+        help="share of the documents kept out of training, chosen by a hash of their text without white space and case "
+        "(default: 0.005)",
+    )
+    parser.add_argument(
+        "--skip-bad-rows",
+        action="store_true",
+        help="leave out, name and count documents that cannot be used (no text, no Unicode, too much for the "
+        "tokeniser) instead of stopping at the first",
     )
     parser.add_argument(
         "--shard-tokens",
@@ -86,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Returns its exit status: 0, or 130 when interrupted; raises ``UserError``."""
     try:
         source = _source(args)
+        for note in source.notes:
+            print(f"note: {note}", file=sys.stderr, flush=True)
         settings = Settings(
             source=source.describe(),
             tokenizer=identity(args.tokenizer),
@@ -93,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             heldout_fraction=args.heldout_fraction,
             shard_tokens=args.shard_tokens,
         )
-        manifest = prepare(source, settings, args.tokenizer, args.out, args.workers)
+        manifest = prepare(source, settings, args.tokenizer, args.out, args.workers, args.skip_bad_rows)
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same command continues {args.out} after its last finished shard", file=sys.stderr)
         return 130
@@ -103,6 +115,10 @@ def run(args: argparse.Namespace) -> int:
             "to continue"
         ) from error
     print(_summary(args.out, manifest))
+    if manifest.empty_rows:
+        print(f"note: {manifest.empty_rows:,} rows have no text, and are no documents", file=sys.stderr)
+    if manifest.skipped_rows:
+        print(f"note: {manifest.skipped_rows:,} rows that could not be used were left out", file=sys.stderr)
     for name, split in manifest.splits.items():
         if split.bytes != split.token_bytes:
             print(
@@ -115,15 +131,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _source(args: argparse.Namespace) -> Source:
     name = args.source[0] if len(args.source) == 1 else None
-    if name != "fineweb-edu":
-        for option in ("config", "revision"):
-            if getattr(args, option) is not None:
-                raise UserError(f"--{option} is for the source fineweb-edu only; leave it out")
     if name == "fineweb-edu":
-        return HubSource(FINEWEB_EDU, args.config or DEFAULT_CONFIG, args.revision, args.text_column)
+        config = args.config or DEFAULT_CONFIG
+        return HubSource(FINEWEB_EDU, config, args.revision, args.text_column, args.out / DOWNLOADS)
+    if args.revision is not None:
+        raise UserError("--revision is for the source fineweb-edu only; leave it out")
     if name == "builtin":
+        if args.config is not None:
+            raise UserError("--config is for the source fineweb-edu only; leave it out")
         return BuiltinSource()
-    return LocalSource(args.source, args.text_column, args.document_separator)
+    return LocalSource(args.source, args.text_column, args.document_separator, args.config)
 
 
 def _summary(folder: Path, manifest: Manifest) -> str:
@@ -152,7 +169,7 @@ def _fraction(text: str) -> float:
 
 
 def _unescaped(text: str) -> str:
-    plain = text.replace("\\n", "\n").replace("\\t", "\t")
+    plain = text.replace("\\r", "\r").replace("\\n", "\n").replace("\\t", "\t")
     if not plain:
         raise argparse.ArgumentTypeError("the separator is empty; without the option each file is one document")
     return plain

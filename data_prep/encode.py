@@ -1,35 +1,66 @@
 """Blocks of documents → tokens on either side of the held-out cut. This is what the worker processes run."""
 
-import hashlib
 import os
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from data_prep.digest import Digest
+from data_prep.heldout import is_heldout
 from data_prep.manifest import SPLITS, SplitName
-from data_prep.sources import Block, Cursor, Piece
+from data_prep.quiet import quiet_failure
+from data_prep.sources import BadRow, Block, Cursor, Piece, bad_row
 from torchtitan_ext.errors import UserError
 
 
-def is_heldout(utf8: bytes, fraction: float) -> bool:
-    """Tell on which side of the cut a document lies, from its text alone: a fixed hash, seen as a number in [0, 1)."""
-    return int.from_bytes(hashlib.blake2b(utf8, digest_size=8).digest()) < fraction * 2**64
+@dataclass(frozen=True)
+class Document:
+    """A row of a piece with text in it."""
+
+    text: str
+    utf8: bytes
+    piece: Piece
+    index: int
+
+    @property
+    def where(self) -> str:
+        return self.piece.where(self.index)
 
 
-def utf8_documents(piece: Piece) -> list[tuple[str, bytes]]:
-    """Return the piece's documents, as text and in UTF-8, without the empty ones.
+def rows_of(piece: Piece) -> Iterator[Document | BadRow]:
+    """Read a piece's rows, the empty ones too."""
+    for index, row in enumerate(piece.rows()):
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        try:
+            yield Document(row, row.encode(), piece, index)
+        except UnicodeEncodeError as error:
+            # Half of a surrogate pair, which no encoding can write.
+            yield BadRow(f"not valid Unicode ({error.reason})")
+
+
+def documents_of(piece: Piece, skip_bad_rows: bool) -> Iterator[Document]:
+    """Read a piece's documents, without the empty ones.
 
     Raises:
-        UserError: a document holds half of a surrogate pair, which no encoding can write.
+        UserError: naming a row that cannot be used, unless such rows are to be skipped.
     """
-    try:
-        return [(text, text.encode()) for text in piece.texts() if text]
-    except UnicodeEncodeError as error:
-        message = f"{piece.where}: a document is not valid Unicode ({error.reason}); repair or remove it"
-        raise UserError(message) from error
+    for index, row in enumerate(rows_of(piece)):
+        if isinstance(row, Document):
+            if row.text:
+                yield row
+        elif not skip_bad_rows:
+            bad_row(piece.where(index), row)
+
+
+def digest_of(row: Document | BadRow) -> bytes:
+    """What a row adds to the digest of its file."""
+    return row.utf8 if isinstance(row, Document) else b"a row that cannot be used"
 
 
 @dataclass(frozen=True)
@@ -44,11 +75,33 @@ class EncodedSplit:
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """A block's tokens for each split, the work it stood for and where it ended."""
+    """What came of a block.
+
+    Attributes:
+        splits: its tokens.
+        rows: the digests of its rows, piece by piece, with the part of each piece.
+        empty: rows without text.
+        skipped: the rows that cannot be used, each with the reason; a line each.
+        work: the work it stood for.
+        end: where it ended.
+    """
 
     splits: dict[SplitName, EncodedSplit]
+    rows: list[tuple[int, Digest]]
+    empty: int
+    skipped: list[str]
     work: float
     end: Cursor
+
+
+@dataclass
+class _Rows:
+    """The rows of a block, sorted."""
+
+    sides: dict[SplitName, list[Document]] = field(default_factory=lambda: {name: [] for name in SPLITS})
+    digests: list[tuple[int, Digest]] = field(default_factory=list)
+    empty: int = 0
+    skipped: list[str] = field(default_factory=list)
 
 
 class Encoder:
@@ -60,10 +113,17 @@ class Encoder:
         eot_id: the end-of-text token.
         dtype: of the tokens.
         heldout_fraction: how much of the hash range goes to the held-out split.
+        skip_bad_rows: leave rows out that cannot be used, instead of raising ``UserError``.
     """
 
     def __init__(
-        self, tokenizer: Path, table: np.ndarray, eot_id: int, dtype: np.dtype, heldout_fraction: float
+        self,
+        tokenizer: Path,
+        table: np.ndarray,
+        eot_id: int,
+        dtype: np.dtype,
+        heldout_fraction: float,
+        skip_bad_rows: bool = False,
     ) -> None:
         # Each process works on one core; the library's own threads would fight over them.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -76,19 +136,76 @@ class Encoder:
         self._eot_id = eot_id
         self._dtype = dtype
         self._heldout_fraction = heldout_fraction
+        self._skip_bad_rows = skip_bad_rows
 
     def __call__(self, block: Block) -> EncodedBlock:
-        sides: dict[SplitName, list[tuple[str, bytes]]] = {name: [] for name in SPLITS}
-        for piece in block.pieces:
-            for document in utf8_documents(piece):
-                sides["heldout" if is_heldout(document[1], self._heldout_fraction) else "train"].append(document)
-        return EncodedBlock({name: self._encode(side) for name, side in sides.items()}, block.work, block.end)
+        rows = self._sort(block)
+        splits = {name: self._encode(side, rows.skipped) for name, side in rows.sides.items()}
+        return EncodedBlock(splits, rows.digests, rows.empty, rows.skipped, block.work, block.end)
 
-    def _encode(self, documents: list[tuple[str, bytes]]) -> EncodedSplit:
+    def _sort(self, block: Block) -> _Rows:
+        rows = _Rows()
+        for part, piece in zip(block.parts, block.pieces, strict=True):
+            digest = Digest()
+            for index, row in enumerate(rows_of(piece)):
+                digest = digest.row(digest_of(row))
+                if isinstance(row, BadRow):
+                    self._leave_out(piece.where(index), row, rows.skipped)
+                elif not row.text:
+                    rows.empty += 1
+                else:
+                    heldout = is_heldout(row.utf8, self._heldout_fraction)
+                    rows.sides["heldout" if heldout else "train"].append(row)
+            rows.digests.append((part, digest))
+        return rows
+
+    def _encode(self, documents: list[Document], skipped: list[str]) -> EncodedSplit:
         ids = array("H" if self._dtype == np.uint16 else "I")
-        for encoding in self._tokenizer.encode_batch_fast([text for text, _ in documents], add_special_tokens=False):
+        encoded = self._encodings(documents, skipped)
+        for _, encoding in encoded:
             ids.fromlist(encoding.ids)
             ids.append(self._eot_id)
         tokens = np.array(ids, dtype=self._dtype)
-        length = sum(len(utf8) for _, utf8 in documents)
-        return EncodedSplit(tokens, len(documents), length, int(self._table[tokens].sum(dtype=np.int64)))
+        if np.count_nonzero(tokens == self._eot_id) != len(encoded):
+            where = next(document.where for document, encoding in encoded if self._eot_id in encoding.ids)
+            raise UserError(
+                f"{where}: the tokeniser makes its end-of-text token {self._tokenizer.id_to_token(self._eot_id)!r} of "
+                "text in this document, so that documents could not be told apart; name another with --eot-token"
+            )
+        length = sum(len(document.utf8) for document, _ in encoded)
+        return EncodedSplit(tokens, len(encoded), length, int(self._table[tokens].sum(dtype=np.int64)))
+
+    def _encodings(self, documents: list[Document], skipped: list[str]) -> list[tuple[Document, Encoding]]:
+        """Encode together; one by one when that fails, to find out which document it is."""
+        try:
+            with quiet_failure():
+                encodings = self._tokenizer.encode_batch_fast(
+                    [document.text for document in documents], add_special_tokens=False
+                )
+            return list(zip(documents, encodings, strict=True))
+        except BaseException as error:
+            _raise_unless_from_library(error)
+        encoded = []
+        for document in documents:
+            try:
+                with quiet_failure():
+                    encoded.append((document, self._tokenizer.encode(document.text, add_special_tokens=False)))
+            except BaseException as error:
+                _raise_unless_from_library(error)
+                reason = str(error).strip().split("\n")[0]
+                bad = BadRow(f"the tokeniser fails on this document of {len(document.utf8):,} bytes ({reason})")
+                self._leave_out(document.where, bad, skipped)
+        return encoded
+
+    def _leave_out(self, where: str, row: BadRow, skipped: list[str]) -> None:
+        if not self._skip_bad_rows:
+            bad_row(where, row)
+        skipped.append(f"{where}: {row.reason}")
+
+
+def _raise_unless_from_library(error: BaseException) -> None:
+    """A failure inside the library comes as an Exception, or as a PanicException, which is none."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    if isinstance(error, MemoryError):
+        raise error

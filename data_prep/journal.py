@@ -1,18 +1,23 @@
 """How far the preparation of a folder has come, so that the same command continues an interrupted one."""
 
+import errno
 import fcntl
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from data_prep.manifest import (
     MANIFEST,
     SPLITS,
     TOKEN_BYTES,
     TOKENIZER,
+    Count,
+    Part,
     Record,
     Settings,
     Split,
@@ -27,6 +32,8 @@ JOURNAL = "progress.json"
 LOCK = ".depth-prep.lock"
 """There while a preparation works on the folder, or after it was killed: what else is there is its own."""
 
+DOWNLOADS = ".downloads"
+
 OPTIONS = {
     "source.config": "--config",
     "source.revision": "--revision",
@@ -35,23 +42,35 @@ OPTIONS = {
     "tokenizer": "--tokenizer",
     "eot_token": "--eot-token",
     "heldout_fraction": "--heldout-fraction",
+    "heldout_by": "the held-out split chosen by",
     "shard_tokens": "--shard-tokens",
 }
 """What the user calls a setting; any other is a property of the source."""
 
 
-class Journal(Record):
-    """Everything before piece ``piece`` of part ``part`` is in finished shards, and nothing behind it is."""
+CONTENTS = ("source.files", "source.bytes", "source.listing_sha256")
+"""What changes when local files are repaired: whether what has been read of them still holds is looked at instead."""
 
+
+class Journal(Record):
+    """Everything before place ``place`` of part ``part`` is in finished shards, and nothing behind it is.
+
+    ``parts`` is what was read of the files so far, the last of them perhaps not to its end.
+    """
+
+    version: Literal[2] = 2
     settings: Settings
     part: int = 0
-    piece: int = 0
+    place: int = 0
     work: float = 0.0
     splits: dict[SplitName, Split] = Field(default_factory=lambda: {name: Split() for name in SPLITS})
+    parts: tuple[Part, ...] = Field(default=(), strict=False)
+    empty_rows: Count = 0
+    skipped_rows: Count = 0
 
     @property
     def cursor(self) -> Cursor:
-        return Cursor(self.part, self.piece)
+        return Cursor(self.part, self.place)
 
     def write(self, folder: Path) -> None:
         write_file(folder / JOURNAL, self.model_dump_json().encode() + b"\n")
@@ -59,9 +78,12 @@ class Journal(Record):
 
 def read_journal(folder: Path) -> Journal:
     path = folder / JOURNAL
+    data = path.read_bytes()
     try:
-        return Journal.model_validate_json(path.read_bytes())
-    except ValidationError as error:
+        if b'"version":' not in data:
+            raise ValueError("places in the source were counted in another way")
+        return Journal.model_validate_json(data)
+    except ValueError as error:  # ValidationError is one.
         raise UserError(f"{path} is from another version or damaged; delete {folder} and prepare it again") from error
 
 
@@ -75,19 +97,24 @@ def is_finished(folder: Path, settings: Settings) -> bool:
         UserError: it holds something else.
     """
     if (folder / MANIFEST).exists():
-        _same_settings(folder, "is a finished data set made", read_manifest(folder / MANIFEST).settings, settings)
+        manifest = read_manifest(folder / MANIFEST)
+        compared = CONTENTS[1:] if manifest.parts else ()
+        _same_settings(folder, "is a finished data set made", manifest.settings, settings, compared)
         return True
     if (folder / JOURNAL).exists():
-        _same_settings(folder, "was begun", read_journal(folder).settings, settings)
+        journal = read_journal(folder)
+        _same_settings(folder, "was begun", journal.settings, settings, CONTENTS if journal.parts else CONTENTS[1:])
     elif folder.exists() and not (folder / LOCK).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not a data set folder and not empty; give another --out")
     return False
 
 
-def _same_settings(folder: Path, state: str, before: Settings, now: Settings) -> None:
+def _same_settings(folder: Path, state: str, before: Settings, now: Settings, compared: Sequence[str]) -> None:
+    """Raise ``UserError`` naming a setting that differs, but for those of files that are ``compared`` otherwise."""
+    compared = compared if now.source.get("kind") == "files" else ()
     old, new = _flat(before), _flat(now)
     for key in [*OPTIONS, *old, *new]:
-        if old.get(key) != new.get(key):
+        if old.get(key) != new.get(key) and key not in compared:
             name = OPTIONS.get(key, key.replace(".", " "))
             raise UserError(
                 f"{folder} {state} with {name} {old.get(key)!r}, not {new.get(key)!r}; "
@@ -111,11 +138,22 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             message = f"another `depth prep` is writing to {folder}; wait for it, or give another --out"
             raise UserError(message) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            # Some shared file systems are mounted without locks, Lustre for example.
+            print(
+                f"note: the file system of {folder} has no locks ({error.strerror}), so nothing keeps a second "
+                "`depth prep` out of this folder; see to it that only one runs",
+                file=sys.stderr,
+                flush=True,
+            )
         yield
 
 
 def clear_working_files(folder: Path) -> None:
     """Remove what only an unfinished folder needs."""
+    shutil.rmtree(folder / DOWNLOADS, ignore_errors=True)
     for path in [folder / JOURNAL, folder / LOCK, *folder.rglob(".*.tmp")]:
         path.unlink(missing_ok=True)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from data_prep.heldout import OLD_RULE, RULE
 from torchtitan_ext.errors import UserError
 
 FORMAT_VERSION = 1
@@ -63,7 +64,26 @@ class Settings(Record):
     tokenizer: str
     eot_token: str | None = None
     heldout_fraction: float
+    heldout_by: str = RULE
     shard_tokens: int
+
+
+class Part(Record):
+    """What was read of one file of the source, so that a change of it is noticed.
+
+    Attributes:
+        name: of the file.
+        size: in bytes.
+        stamp: changes when the file is written to; says nothing on another machine.
+        rows: how many there were.
+        digest: of their texts, see ``data_prep.digest``; hexadecimal.
+    """
+
+    name: str
+    size: Count
+    stamp: str
+    rows: Count
+    digest: str
 
 
 class TokenizerFile(Record):
@@ -85,6 +105,12 @@ class Manifest(Record):
     eot_id: Count
     dtype: Literal["uint16", "uint32"]
     splits: dict[SplitName, Split]
+    parts: tuple[Part, ...] = Field(default=(), strict=False)
+    """The files of the source; none in a folder of an earlier version."""
+    empty_rows: Count = 0
+    """Rows of the source without text."""
+    skipped_rows: Count = 0
+    """Rows of the source that could not be used and were left out on request."""
 
     @property
     def fingerprint(self) -> str:
@@ -117,6 +143,8 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} has format version {version!r}, and this code reads {FORMAT_VERSION}; "
             "prepare the data set again with `depth prep`"
         )
+    if isinstance(record.get("settings"), dict):
+        record["settings"].setdefault("heldout_by", OLD_RULE)
     try:
         return Manifest.model_validate(record)
     except ValidationError as error:

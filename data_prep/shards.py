@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from safetensors.numpy import save
 
 from data_prep.manifest import Shard
@@ -69,10 +70,11 @@ def map_shard(path: Path, tokens: int, dtype: np.dtype) -> np.ndarray:
             entry = json.loads(file.read(min(length, HEADER_LIMIT)))[TENSOR]
         if entry != expected:
             raise ValueError(f"it holds {entry}, not {expected}")
-        mapped = np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r", offset=8 + length, shape=(tokens,))
-    except (ValueError, KeyError, TypeError, OSError) as error:
+        # The mapping outlives the file, so it takes no file descriptor: thousands of shards can stay mapped.
+        with pa.memory_map(str(path)) as file:
+            data = file.read_buffer()
+        return np.frombuffer(data, dtype.newbyteorder("<"), tokens, 8 + length)
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} is not the token shard it should be ({error}); prepare the data set again with `depth prep`"
         ) from error
-    # Slices of a plain array that views the mapping cost a tenth of slices of a memmap.
-    return mapped.view(np.ndarray)

@@ -1,15 +1,18 @@
 """Tokenisers: fetched, read from a file, or made from the source itself."""
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data_prep.encode import is_heldout, utf8_documents
+from data_prep.encode import documents_of
 from data_prep.files import sha256
-from data_prep.sources import Block, Source, blocks
-from data_prep.workers import ordered_map
+from data_prep.heldout import is_heldout
+from data_prep.passes import one_pass
+from data_prep.sources import Block, Source
 from torchtitan_ext.errors import UserError, nearest
 
 EOT_TOKEN = "<|endoftext|>"
@@ -44,7 +47,7 @@ def identity(kind: str) -> str:
     return f"file with SHA-256 {sha256(Path(kind))}"
 
 
-def build(kind: str, source: Source, heldout_fraction: float, workers: int) -> Tokenizer:
+def build(kind: str, source: Source, heldout_fraction: float, workers: int, skip_bad_rows: bool = False) -> Tokenizer:
     """Return the tokeniser that ``kind`` asks for.
 
     ``bpe:VOCAB`` is a byte-level BPE (Radford et al. 2019, section 2.2) trained on a bounded sample of the training
@@ -57,9 +60,9 @@ def build(kind: str, source: Source, heldout_fraction: float, workers: int) -> T
     if kind == "gpt2":
         return _fetch(kind)
     if kind == "characters":
-        return _characters(source, workers)
+        return _characters(source, workers, skip_bad_rows)
     if kind.startswith("bpe:"):
-        return _train(int(kind.removeprefix("bpe:")), source, heldout_fraction, workers)
+        return _train(int(kind.removeprefix("bpe:")), source, heldout_fraction, workers, skip_bad_rows)
     try:
         return Tokenizer.from_file(kind)
     except Exception as error:  # The library raises no narrower class.
@@ -67,21 +70,45 @@ def build(kind: str, source: Source, heldout_fraction: float, workers: int) -> T
 
 
 def end_of_text(tokenizer: Tokenizer, token: str | None) -> int:
-    """Return the id of the end-of-text token: ``token``, or else the first usual name that the vocabulary has."""
+    """Return the id of the end-of-text token: ``token``, or else the first usual name that the vocabulary has.
+
+    A special token comes before one that is ordinary text to the tokeniser: Gemma, for example, ends documents with
+    ``<eos>`` and has ``</s>`` as a piece of HTML.
+    """
     if token is not None:
         index = tokenizer.token_to_id(token)
         if index is None:
             special = [added.content for added in tokenizer.get_added_tokens_decoder().values()]
             raise UserError(f"--eot-token {token}: the tokeniser has no such token; {nearest(token, special)}")
         return index
-    for name in EOT_TOKENS:
-        index = tokenizer.token_to_id(name)
-        if index is not None:
-            return index
-    raise UserError(
-        f"the tokeniser has none of the usual end-of-text tokens ({', '.join(EOT_TOKENS)}); name its own with "
-        "--eot-token"
-    )
+    there = usual_ends(tokenizer)
+    if not there:
+        raise UserError(
+            f"the tokeniser has none of the usual end-of-text tokens ({', '.join(EOT_TOKENS)}); name its own with "
+            "--eot-token"
+        )
+    return there[0]
+
+
+def usual_ends(tokenizer: Tokenizer) -> list[int]:
+    """The ids of the usual end-of-text tokens that there are, special ones first."""
+    special = {index for index, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    there = [index for name in EOT_TOKENS if (index := tokenizer.token_to_id(name)) is not None]
+    return sorted(there, key=lambda index: index not in special)
+
+
+def with_special(tokenizer: Tokenizer, index: int) -> Tokenizer:
+    """Return the tokeniser with token ``index`` as a special one, so that the same characters in a text are text."""
+    added = tokenizer.get_added_tokens_decoder().get(index)
+    if added is not None and added.special:
+        return tokenizer
+    if added is None:
+        tokenizer.add_special_tokens([tokenizer.id_to_token(index)])
+        return tokenizer
+    description = json.loads(tokenizer.to_str())
+    for entry in description["added_tokens"]:
+        entry["special"] = entry["special"] or entry["id"] == index
+    return Tokenizer.from_str(json.dumps(description, ensure_ascii=False))
 
 
 def _fetch(name: str) -> Tokenizer:
@@ -94,7 +121,7 @@ def _fetch(name: str) -> Tokenizer:
         ) from error
 
 
-def _train(vocab_size: int, source: Source, heldout_fraction: float, workers: int) -> Tokenizer:
+def _train(vocab_size: int, source: Source, heldout_fraction: float, workers: int, skip_bad_rows: bool) -> Tokenizer:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     tokenizer = Tokenizer(models.BPE())
@@ -107,36 +134,32 @@ def _train(vocab_size: int, source: Source, heldout_fraction: float, workers: in
         show_progress=False,
     )
     budget = max(SAMPLE_BYTES, SAMPLE_BYTES_PER_ENTRY * vocab_size)
-    tokenizer.train_from_iterator(_sample(source, heldout_fraction, budget), trainer)
+    tokenizer.train_from_iterator(_sample(source, heldout_fraction, budget, skip_bad_rows), trainer)
     return tokenizer
 
 
-def _sample(source: Source, heldout_fraction: float, budget: int) -> Iterator[str]:
+def _sample(source: Source, heldout_fraction: float, budget: int, skip_bad_rows: bool) -> Iterator[str]:
     """Yield training documents of at most ``budget`` bytes and one document more."""
     share = budget // min(source.parts, SAMPLE_PARTS)
     left = budget
     # Multiples of the golden ratio, modulo 1, are spread evenly however many of them are taken.
     for part in sorted(range(source.parts), key=lambda number: number * 0.6180339887498949 % 1):
-        for text, size in _training_documents(source, part, heldout_fraction, min(share, left)):
-            left -= size
-            yield text
+        taken = min(share, left)
+        for piece, _ in source.pieces(part):
+            for document in documents_of(piece, skip_bad_rows):
+                if taken > 0 and not is_heldout(document.utf8, heldout_fraction):
+                    taken -= len(document.utf8)
+                    left -= len(document.utf8)
+                    yield document.text
+            if taken <= 0:
+                break
         if left <= 0:
             return
 
 
-def _training_documents(source: Source, part: int, heldout_fraction: float, budget: int) -> Iterator[tuple[str, int]]:
-    for piece, _ in source.pieces(part):
-        for text, utf8 in utf8_documents(piece):
-            if budget <= 0:
-                return
-            if not is_heldout(utf8, heldout_fraction):
-                budget -= len(utf8)
-                yield text, len(utf8)
-
-
-def _characters(source: Source, workers: int) -> Tokenizer:
+def _characters(source: Source, workers: int, skip_bad_rows: bool) -> Tokenizer:
     alphabet: set[str] = set()
-    for characters in ordered_map(_count_characters, blocks(source), workers):
+    for characters in one_pass(source, partial(_CharactersOf, skip_bad_rows), workers):
         alphabet |= characters
     vocabulary = {character: index for index, character in enumerate(sorted(alphabet))}
     # A BPE without merges splits into characters, and needs no pattern to do it.
@@ -146,9 +169,10 @@ def _characters(source: Source, workers: int) -> Tokenizer:
     return tokenizer
 
 
-def _count_characters() -> Callable[[Block], set[str]]:
-    return _characters_of
+class _CharactersOf:
+    def __init__(self, skip_bad_rows: bool) -> None:
+        self._skip_bad_rows = skip_bad_rows
 
-
-def _characters_of(block: Block) -> set[str]:
-    return {character for piece in block.pieces for text, _ in utf8_documents(piece) for character in set(text)}
+    def __call__(self, block: Block) -> set[str]:
+        documents = (document for piece in block.pieces for document in documents_of(piece, self._skip_bad_rows))
+        return {character for document in documents for character in set(document.text)}

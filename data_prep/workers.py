@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from torchtitan_ext.errors import UserError
@@ -35,22 +36,31 @@ def ordered_map(
         yield from map(build(), items)
         return
     # A child that shares this process's locks and threads can hang, so each one starts afresh.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (build,))
+    context = multiprocessing.get_context("spawn")
+    stopped, stop = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, _start, (build, stopped))
+    finished = False
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
             pending.append(_submit(pool, item))
-            if len(pending) == workers * BLOCKS_PER_WORKER:
+            while len(pending) == workers * BLOCKS_PER_WORKER or (pending and pending[0].done()):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+        finished = True
     except BrokenProcessPool as error:
         raise UserError(
             "a worker process died, most likely for lack of memory; "
             f"run the same command again with fewer --workers than {workers} to continue"
         ) from error
     finally:
+        if not finished:
+            # Nobody waits for what they are at, which can take long.
+            stop.close()
         pool.shutdown(cancel_futures=True)
+        stop.close()
+        stopped.close()
 
 
 def _submit(pool: ProcessPoolExecutor, item: Item) -> "Future[Any]":
@@ -62,18 +72,17 @@ def _submit(pool: ProcessPoolExecutor, item: Item) -> "Future[Any]":
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(build: Callable[[], Callable[[Any], Any]]) -> None:
+def _start(build: Callable[[], Callable[[Any], Any]], stopped: Connection) -> None:
     global _function
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_when_told, args=(stopped,), daemon=True).start()
     _function = build()
 
 
-def _exit_with_parent() -> None:
-    """End this process when its parent is gone: killed outright, the parent cannot say so itself."""
+def _exit_when_told(stopped: Connection) -> None:
+    """End this process when the pipe is closed, or its parent is gone: killed outright, that cannot say so itself."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    wait([stopped] if parent is None else [stopped, parent.sentinel])
+    os._exit(1)
 
 
 def _call(item: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from data_prep.sources.base import Piece, Texts
+from data_prep.sources.base import PartFile, Piece, Texts
 
 
 class BuiltinSource:
@@ -21,6 +21,7 @@ class BuiltinSource:
     most_workers = 1
 
     def __init__(self) -> None:
+        self.notes: list[str] = []
         self._documents = [*topics.values(), *_module_documentation()]
 
     @property
@@ -28,13 +29,24 @@ class BuiltinSource:
         return sum(map(len, self._documents))
 
     def describe(self) -> dict[str, str | int | None]:
-        digest = hashlib.sha256("\0".join(self._documents).encode()).hexdigest()
-        return {"kind": "builtin", "python": platform.python_version(), "text_sha256": digest}
+        return {"kind": "builtin", "python": platform.python_version(), "text_sha256": self._digest()}
 
-    def pieces(self, part: int) -> Iterator[tuple[Piece, float]]:
-        for number in range(0, len(self._documents), 16):
-            texts = Texts(f"built-in text, from document {number}", self._documents[number : number + 16])
+    def files(self) -> list[PartFile]:
+        return [PartFile("built-in text", len(self._documents), self._digest())]
+
+    def pieces(self, part: int, place: int = 0) -> Iterator[tuple[Piece, float]]:
+        for number in range(place, len(self._documents), 16):
+            texts = Texts("built-in text", number, self._documents[number : number + 16])
             yield texts, texts.size
+
+    def release(self, part: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _digest(self) -> str:
+        return hashlib.sha256("\0".join(self._documents).encode()).hexdigest()
 
 
 def _module_documentation() -> Iterator[str]:

@@ -1,111 +1,183 @@
-"""Documents streamed from a data set on the Hugging Face Hub."""
+"""Documents from a Parquet data set on the Hugging Face Hub, or from a local copy of its repository."""
 
 import hashlib
-import re
+import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
-import fsspec  # type: ignore[import-untyped]
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.sources.base import Piece
-from data_prep.sources.parquet import ArrowTexts
-from torchtitan_ext.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from datasets import DatasetBuilder, IterableDataset
+from data_prep.sources import card, parquet
+from data_prep.sources.base import PIECE_BYTES, PartFile, Piece
+from data_prep.sources.choice import files_below
+from data_prep.sources.download import CONNECTIONS, Downloads
+from data_prep.sources.hub_client import HubClient, HubFile
+from data_prep.sources.patience import one_line
+from torchtitan_ext.errors import UserError
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 """Educational web text, https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu."""
 
-SPLIT = "train"
-ROWS_PER_PIECE = 256
+
+class _Place(Protocol):
+    """Where a repository's files are. ``commit`` is None for a folder."""
+
+    @property
+    def commit(self) -> str | None: ...
+
+    def names(self) -> list[str]: ...
+
+    def card(self) -> str: ...
+
+    def schema(self, name: str) -> pa.Schema: ...
+
+    def part_file(self, name: str) -> PartFile: ...
 
 
 class HubSource:
-    """One configuration of a Parquet data set, streamed with ``datasets``; every file is a part.
+    """One configuration of a Parquet data set; every file is a part.
 
-    Nothing is kept on disk. ``repository`` may also be a local folder in the layout of the Hub.
+    Files are downloaded by several connections a bounded stretch ahead of what is read, and deleted behind it.
+    ``repository`` may also be a local folder in the layout of the Hub, and such a folder in the working directory comes
+    before a repository of that name.
+
+    Args:
+        repository: its name, or a folder.
+        config: the configuration.
+        revision: a commit, branch or tag; the newest without it.
+        column: of the text.
+        spool: where downloads are put; without it a folder among the system's temporary files.
 
     Raises:
         UserError: no connection, no such data set, configuration, revision or column.
     """
 
-    def __init__(self, repository: str, config: str, revision: str | None, column: str) -> None:
-        self._repository, self._config, self._revision, self._column = repository, config, revision, column
-        builder = self._builder(columns=[column])
-        self._stream = self._open(builder)
-        if column not in (self._stream.features or {}):
-            known = self._open(self._builder()).features or {}
-            hint = nearest(column, known)
-            raise UserError(f"{repository} has no column {column!r}; {hint} Give it with --text-column")
-        self._files = [str(name) for name in builder.config.data_files[SPLIT]]
-
-    def _builder(self, **options: list[str]) -> "DatasetBuilder":
-        # Importing it takes a second, which local sources need not pay.
-        from datasets import load_dataset_builder
-
-        try:
-            return load_dataset_builder(self._repository, self._config, revision=self._revision, **options)
-        except ValueError as error:
-            raise UserError(f"{self._repository}, --config {self._config}: {_one_line(error)}") from error
-        except Exception as error:  # Connections fail in the classes of several libraries.
-            raise self._unreachable(error) from error
-
-    def _open(self, builder: "DatasetBuilder") -> "IterableDataset":
-        try:
-            return builder.as_streaming_dataset(split=SPLIT)
-        except Exception as error:  # As above.
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> UserError:
-        return UserError(
-            f"cannot open {self._repository} on the Hugging Face Hub ({_one_line(error)}); check the network and "
-            "--revision, or give local files or 'builtin' as the source"
-        )
+    def __init__(
+        self, repository: str, config: str, revision: str | None, column: str, spool: Path | None = None
+    ) -> None:
+        self._repository, self._config, self._column = repository, config, column
+        self._spool = spool
+        self._downloads: Downloads | None = None
+        self._folder = Path(repository) if Path(repository).is_dir() else None
+        self.notes: list[str] = []
+        if self._folder is not None:
+            if revision is not None:
+                raise UserError(f"{repository} is a local folder, which has no revisions; leave --revision out")
+            self.notes.append(
+                f"the documents are read from the local folder {self._folder.resolve()}, not from the Hub"
+            )
+            self._place: _Place = _LocalFolder(self._folder)
+        else:
+            self._place = _Remote(repository, revision)
+        names = self._place.names()
+        layout = (card.layout_of(self._place.card()) if card.CARD in names else {}) or card.FINEWEB_LAYOUT
+        _, self._names = card.choose(repository, layout, config, names)
+        for name in self._names:
+            if not name.endswith(".parquet"):
+                raise UserError(
+                    f"{repository}, --config {config}: {name} is no Parquet file; give paths of local files"
+                )
+        self._files = self.files()
+        parquet.check_schema(f"{repository}/{self._names[0]}", self._place.schema(self._names[0]), column)
 
     @property
     def parts(self) -> int:
-        return self._stream.num_shards
+        return len(self._names)
 
     @property
     def work(self) -> float:
-        return self.parts
+        return sum(file.size for file in self._files)
 
     @property
     def most_workers(self) -> int:
-        return 1 << 16
+        return max(1, sum(file.size for file in self._files) // PIECE_BYTES)
 
     def describe(self) -> dict[str, str | int | None]:
-        revision = re.search(r"@([0-9a-f]{40})/", self._files[0])
-        names = [re.sub(r"^.*@[0-9a-f]{40}/", "", name) for name in self._files]
         return {
             "kind": "hub",
             "repository": self._repository,
             "config": self._config,
-            "revision": revision[1] if revision else None,
-            "files": len(names),
-            "listing_sha256": hashlib.sha256("\n".join(names).encode()).hexdigest(),
+            "revision": self._place.commit,
+            "files": len(self._names),
+            "listing_sha256": hashlib.sha256("\n".join(self._names).encode()).hexdigest(),
             "text_column": self._column,
         }
 
-    def pieces(self, part: int) -> Iterator[tuple[Piece, float]]:
-        """Read one file. Work is counted in files, taken to be of like size."""
-        name = self._files[part]
-        row = 0
+    def files(self) -> list[PartFile]:
+        return [self._place.part_file(name) for name in self._names]
+
+    def pieces(self, part: int, place: int = 0) -> Iterator[tuple[Piece, float]]:
+        name = f"{self._repository}/{self._names[part]}"
+        if self._folder is not None:
+            return parquet.pieces(self._folder / self._names[part], self._column, place, name)
+        return self._downloaded(part, place, name)
+
+    def release(self, part: int) -> None:
+        if self._downloads is not None:
+            self._downloads.release(part)
+
+    def close(self) -> None:
+        if self._downloads is not None:
+            self._downloads.close()
+            self._downloads = None
+
+    def _downloaded(self, part: int, place: int, name: str) -> Iterator[tuple[Piece, float]]:
+        downloads = self._downloads
+        if downloads is None or downloads.next != part or place:
+            self.close()
+            files = [HubFile(name, file.size) for name, file in zip(self._names, self._files, strict=True)]
+            folder = self._spool or Path(tempfile.gettempdir()) / f"depth-prep-{id(self)}"
+            client = HubClient(self._repository, CONNECTIONS)
+            downloads = self._downloads = Downloads(client, str(self._place.commit), files, part, folder)
+        downloads.fetch_footer(part)
+        path = downloads.path(part)
+        downloads.begin(part, parquet.first_byte(path, self._column, place, name))
+
+        def wait(start: int, stop: int) -> None:
+            downloads.wait(part, start, stop)
+
+        yield from parquet.pieces(path, self._column, place, name, wait)
+
+
+class _LocalFolder:
+    commit = None
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        return [path.relative_to(self._folder).as_posix() for path in files_below(self._folder)]
+
+    def card(self) -> str:
+        return (self._folder / card.CARD).read_text(errors="replace")
+
+    def schema(self, name: str) -> pa.Schema:
+        return parquet.read_schema(self._folder / name)
+
+    def part_file(self, name: str) -> PartFile:
+        return PartFile.of(self._folder / name, name)
+
+
+class _Remote:
+    def __init__(self, repository: str, revision: str | None) -> None:
+        self._client = HubClient(repository, 1)
+        self.commit: str = self._client.commit(revision)
+        self._files = {file.name: file for file in self._client.files(self.commit)}
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def card(self) -> str:
+        return self._client.text(self.commit, card.CARD)
+
+    def schema(self, name: str) -> pa.Schema:
         try:
-            with fsspec.open(name, "rb") as file:
-                rows = pq.read_metadata(file).num_rows
-            stream = self._stream.shard(num_shards=self.parts, index=part).with_format("arrow")
-            for table in stream.iter(batch_size=ROWS_PER_PIECE):
-                yield ArrowTexts(f"{name}, rows {row} to {row + len(table)}", table[self._column]), len(table) / rows
-                row += len(table)
-        except Exception as error:  # As above.
-            raise UserError(
-                f"reading {name} failed after {row} rows ({_one_line(error)}); "
-                "run the same command again to continue where it stopped"
-            ) from error
+            # Parquet is read from its end: the footer alone will do.
+            return pq.read_schema(pa.BufferReader(self._client.footer(self.commit, self._files[name])))
+        except pa.ArrowException as error:
+            raise UserError(f"{self._client.repository}/{name} is no Parquet file ({one_line(error)})") from error
 
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    def part_file(self, name: str) -> PartFile:
+        return PartFile(name, self._files[name].size, self.commit)

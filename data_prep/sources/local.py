@@ -1,17 +1,15 @@
 """Documents from local Parquet, JSON-lines and text files."""
 
-import glob
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data_prep.sources import jsonlines, parquet, text
-from data_prep.sources.base import PIECE_BYTES, Piece
-from torchtitan_ext.errors import UserError
+from data_prep.sources.base import PIECE_BYTES, PartFile, Piece
+from data_prep.sources.choice import JSON_LINES, PARQUET, choose, kind
 
-PARQUET = (".parquet",)
-JSON_LINES = (".jsonl", ".json", ".ndjson")
-TEXT = (".txt", ".text", ".md")
+CHECKS_AT_ONCE = 16
 
 
 class LocalSource:
@@ -20,79 +18,73 @@ class LocalSource:
     Args:
         patterns: paths, folders or globs (``**`` too). Files come in the order of the patterns, sorted within each.
         column: the Parquet column or JSON key that holds the text.
-        separator: what separates the documents of a text file; ``None`` takes each file as one document.
+        separator: what separates the documents of a text file, in any style of line ends; ``None`` takes each file as
+            one document.
+        config: a configuration of a repository's folder.
 
     Attributes:
-        files: the paths, in order.
+        paths: of the files, in order.
 
     Raises:
         UserError: nothing matches, a file is named twice, is of no known kind, or has no such column.
     """
 
-    def __init__(self, patterns: Sequence[str], column: str, separator: str | None) -> None:
-        self.files = list(_expand(patterns))
+    def __init__(self, patterns: Sequence[str], column: str, separator: str | None, config: str | None = None) -> None:
+        chosen = choose(patterns, config)
+        self.paths, self._config, self.notes = chosen.files, chosen.config, chosen.notes
         self._column = column
         self._separator = separator
-        for path in self.files:
-            self._check(path)
-        self._sizes = [path.stat().st_size for path in self.files]
+        self._files = self.files()
+        # Opening many files takes long where each of them is far away.
+        with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
+            for _ in pool.map(self._check, self.paths):
+                pass
 
     @property
     def parts(self) -> int:
-        return len(self.files)
+        return len(self.paths)
 
     @property
     def work(self) -> float:
-        return sum(self._sizes)
+        return sum(file.size for file in self._files)
 
     @property
     def most_workers(self) -> int:
-        return max(1, sum(self._sizes) // PIECE_BYTES)
+        return max(1, sum(file.size for file in self._files) // PIECE_BYTES)
 
     def describe(self) -> dict[str, str | int | None]:
-        listing = "".join(f"{path.name}\0{size}\n" for path, size in zip(self.files, self._sizes, strict=True))
-        return {
+        listing = "".join(f"{file.name}\0{file.size}\n" for file in self._files)
+        described: dict[str, str | int | None] = {
             "kind": "files",
-            "files": len(self.files),
-            "bytes": sum(self._sizes),
+            "files": len(self._files),
+            "bytes": sum(file.size for file in self._files),
             "listing_sha256": hashlib.sha256(listing.encode()).hexdigest(),
             "text_column": self._column,
             "document_separator": self._separator,
         }
+        return described if self._config is None else described | {"config": self._config}
 
-    def pieces(self, part: int) -> Iterator[tuple[Piece, float]]:
-        path = self.files[part]
-        if path.suffix in PARQUET:
-            return parquet.pieces(path, self._column)
-        if path.suffix in JSON_LINES:
-            return jsonlines.pieces(path, self._column)
-        return text.pieces(path, self._separator)
+    def files(self) -> list[PartFile]:
+        return [PartFile.of(path, path.name) for path in self.paths]
+
+    def pieces(self, part: int, place: int = 0) -> Iterator[tuple[Piece, float]]:
+        path = self.paths[part]
+        if kind(path) is PARQUET:
+            return parquet.pieces(path, self._column, place)
+        if kind(path) is JSON_LINES:
+            return jsonlines.pieces(path, self._column, place)
+        return text.pieces(path, self._separator, place)
+
+    def release(self, part: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def _check(self, path: Path) -> None:
-        if path.suffix in PARQUET:
+        if kind(path) is PARQUET:
             parquet.check(path, self._column)
-        elif path.suffix in JSON_LINES:
+        elif kind(path) is JSON_LINES:
             jsonlines.check(path, self._column)
-        elif path.suffix in TEXT:
-            text.check(path, self._separator)
         else:
-            known = " ".join(PARQUET + JSON_LINES + TEXT)
-            raise UserError(f"{path}: cannot tell what kind of file it is; its name must end in one of {known}")
-
-
-def _expand(patterns: Sequence[str]) -> Iterator[Path]:
-    seen: set[Path] = set()
-    for pattern in patterns:
-        inside = f"{glob.escape(pattern)}/**" if Path(pattern).is_dir() else pattern
-        # A path with brackets in its name is itself before it is a pattern.
-        names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(inside, recursive=True))
-        paths = [Path(name) for name in names if Path(name).is_file()]
-        if not paths:
-            raise UserError(
-                f"no file matches {pattern!r}; give paths, folders or globs of local files, 'fineweb-edu' or 'builtin'"
-            )
-        for path in paths:
-            if path.absolute() in seen:
-                raise UserError(f"{path} is named twice in the sources; name each file once")
-            seen.add(path.absolute())
-            yield path
+            text.check(path, self._separator)

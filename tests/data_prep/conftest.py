@@ -63,15 +63,18 @@ class Command:
         add_arguments(parser)
         return run(parser.parse_args(["--workers", "1", *map(str, arguments)]))
 
-    def start(self, *arguments: object) -> "subprocess.Popen[str]":
+    def start(
+        self, *arguments: object, environment: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> "subprocess.Popen[str]":
         """Start it at the head of a process group, with Ctrl-C as a shell gives it to what runs in the foreground."""
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | (environment or {})
         command = [sys.executable, "-m", "data_prep", *map(str, arguments)]
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest is in the background
         try:
             return subprocess.Popen(
                 command,
                 env=environment,
+                cwd=cwd,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

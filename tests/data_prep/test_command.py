@@ -89,7 +89,7 @@ def test_half_a_surrogate_pair_names_the_place(prep, tokenizer_path: Path, tmp_p
     path.write_text('{"text": "\\ud83d"}\n')
     with pytest.raises(UserError, match="not valid Unicode") as raised:
         prep.here(path, "--tokenizer", tokenizer_path, "--out", tmp_path / "data")
-    assert f"{path}, from line 1" in str(raised.value)
+    assert f"{path}, line 1: " in str(raised.value)
 
 
 @pytest.mark.parametrize("option", ["--config", "--revision"])

@@ -64,6 +64,14 @@ def test_few_shards_stay_mapped(copy: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(mapped) == 1
 
 
+def test_a_mapped_shard_keeps_no_file_open(copy: Path) -> None:
+    split = TokenDataset.open(copy).split("train")
+    split.read(0, split.n_tokens)
+    maps = Path("/proc/self/maps").read_text()
+    assert all(str(copy / shard.file) in maps for shard in TokenDataset.open(copy).manifest.splits["train"].shards)
+    assert not [link for link in Path("/proc/self/fd").iterdir() if str(copy) in str(link.resolve())]
+
+
 def test_what_is_read_may_be_written_to(copy: Path) -> None:
     dataset = TokenDataset.open(copy)
     dataset.split("train").read(0, 10)[:] = 0

@@ -2,6 +2,7 @@
 
 import json
 import random
+import unicodedata
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from data_prep.dataset import TokenDataset
 from torchtitan_ext.errors import UserError
@@ -127,6 +128,69 @@ def test_shard_size_changes_the_files_but_not_the_tokens(small: Path, tokenizer_
     assert len(one.manifest.splits["train"].shards) == 1 < len(many.manifest.splits["train"].shards)
     for name in ("train", "heldout"):
         assert np.array_equal(tokens_of(one, name), tokens_of(many, name))
+
+
+@pytest.mark.parametrize("option", [None, "</s>"])
+def test_the_end_token_written_in_a_text_ends_no_document(
+    option: str | None, prep, tokenizer_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a tokeniser that takes its end token for ordinary text: one that has only this, and one that is told to."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer.add_tokens(["</s>"])
+    description = json.loads(tokenizer.to_str())
+    description["added_tokens"][0]["special"] = False
+    (tmp_path / "ordinary.json").write_text(json.dumps(description))
+    written = [f"note {number} <s>stone</s> and <|endoftext|> end" for number in range(60)]
+    source = write_lines(tmp_path / "text.jsonl", written)
+    options = ["--eot-token", option] if option else []
+    out = tmp_path / "data"
+    prep.here(source, "--tokenizer", tmp_path / "ordinary.json", "--heldout-fraction", "0.3", *options, "--out", out)
+    end = option or "<|endoftext|>"
+    assert f"end-of-text token: {end!r}" in capsys.readouterr().err
+    dataset = TokenDataset.open(out)
+    assert dataset.eot_id == dataset.tokenizer().token_to_id(end)
+    found = [text for name in ("train", "heldout") for text in documents_of(dataset, name)]
+    assert sorted(found) == sorted(written)
+
+
+def test_a_tokenizer_that_makes_its_end_token_of_text_is_refused(prep, tmp_path: Path) -> None:
+    """Its merges lead to the end token, which is no added token."""
+    vocabulary = {"<": 0, "e": 1, "o": 2, "s": 3, ">": 4, "<e": 5, "os": 6, "<eos": 7, "<eos>": 8, "a": 9}
+    merges = [("<", "e"), ("o", "s"), ("<e", "os"), ("<eos", ">")]
+    description = json.loads(Tokenizer(models.BPE(vocabulary, merges)).to_str())
+    description["added_tokens"] = [
+        {"id": 8, "content": "<eos>", "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    source = write_lines(tmp_path / "text.jsonl", ["a" * (number + 1) for number in range(40)] + ["a<eos>a"])
+    options = ["--tokenizer", tmp_path / "tokenizer.json", "--heldout-fraction", "0.3", "--out", tmp_path / "data"]
+    with pytest.raises(UserError, match=r"line 41: the tokeniser makes its end-of-text token '<eos>' of text"):
+        prep.here(source, *options)
+
+
+def test_copies_that_differ_in_white_space_or_form_lie_on_one_side(
+    prep, tokenizer_path: Path, documents: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "text.jsonl"
+    changes = [
+        lambda text: text,
+        lambda text: text + "\n",
+        lambda text: "\ufeff" + text.replace("\n", "\r\n") + " \t",
+        lambda text: text.replace(" ", "\u00a0"),
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: text.upper() if text.isascii() else text,
+    ]
+    write_lines(source, [f"{number} {change(text)}" for change in changes for number, text in enumerate(documents)])
+    prep.here(source, "--tokenizer", tokenizer_path, "--heldout-fraction", "0.4", "--out", tmp_path / "data")
+    dataset = TokenDataset.open(tmp_path / "data")
+    numbers = {
+        name: Counter(int(text.lstrip("\ufeff").split(None, 1)[0]) for text in documents_of(dataset, name))
+        for name in ("train", "heldout")
+    }
+    assert 20 < len(numbers["heldout"]) < len(documents) - 20
+    assert not numbers["train"].keys() & numbers["heldout"].keys()
+    assert set((numbers["train"] + numbers["heldout"]).values()) == {len(changes)}
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,19 @@ def test_end_of_text_token(tokenizer_path: Path) -> None:
         end_of_text(Tokenizer(models.BPE({"a": 0}, [])), None)
 
 
+def test_a_special_token_ends_documents_rather_than_an_ordinary_one(tokenizer_path: Path) -> None:
+    """Gemma has ``<eos>``, and ``</s>`` among the pieces of HTML."""
+    gemma = json.loads(tokenizer_path.read_text())
+    gemma["added_tokens"][0]["content"] = "<eos>"
+    gemma["model"]["vocab"]["<eos>"] = gemma["model"]["vocab"].pop("<|endoftext|>")
+    tokenizer = Tokenizer.from_str(json.dumps(gemma))
+    tokenizer.add_tokens(["</s>"])
+    assert end_of_text(tokenizer, None) == tokenizer.token_to_id("<eos>")
+    assert end_of_text(tokenizer, "</s>") == tokenizer.token_to_id("</s>")
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    assert end_of_text(tokenizer, None) == tokenizer.token_to_id("<|endoftext|>")
+
+
 def tokens_and_bytes(tokenizer: Tokenizer, text: str) -> tuple[int, int]:
     tokenizer.encode_special_tokens = True
     table = token_bytes(tokenizer, end_of_text(tokenizer, None))

@@ -80,7 +80,7 @@ def test_too_short_a_split_is_an_error(small: Path) -> None:
     split = TokenDataset.open(small).split("heldout")
     with pytest.raises(UserError, match=r"heldout split has .* 0 windows"):
         Windows(split, split.n_tokens)
-    length = split.n_tokens // 4
+    length = (split.n_tokens - 1) // 3
     assert Windows(split, length, batch=3).n_windows == 3
     with pytest.raises(UserError, match=r"3 windows .* a batch needs 4"):
         Windows(split, length, batch=4)
