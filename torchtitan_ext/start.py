@@ -36,7 +36,6 @@ def check_folder(resolved: ResolvedRun) -> None:
     if folder.exists:
         check_same_run(resolved, folder)
         folder.check_trained_right()
-        check_not_pruned(folder)
 
 
 def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLock | None:
@@ -55,6 +54,7 @@ def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLo
     def enter() -> dict[str, Any]:
         nonlocal lock
         check_folder(resolved)  # before the lock, so that a refusal touches nothing
+        check_not_pruned(folder)
         folder.create()
         lock = RunLock(folder.path)
         return folder.compared_data()
