@@ -3,14 +3,16 @@
 In one run, on the same files, tokeniser and cores: tokens per second of `tokenizers.encode_batch` alone on text that
 lies in memory, then of the whole `depth prep` command, reading, cutting, writing and start-up included. The two take
 turns, and the best of `--repeats` counts for each. The same ratio in processor time instead of time holds on a machine
-that is busy with other work. Then the peak resident memory of the command (all its processes
-together) on the corpus and on the corpus repeated `--times` times. Linux only: memory is read from /proc.
+that is busy with other work. Then the peak resident memory of the command (all its processes together) on the corpus
+and on the corpus repeated `--times` times, and what the process that reads and writes costs there: processor seconds
+per million tokens, which is the share of a core at a million tokens per second. Linux only: /proc is read.
 """
 
 import argparse
 import multiprocessing
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,10 +52,8 @@ def main() -> None:
         for number in range(args.repeats):
             speed, cpu_speed = bare_speed(source, tokenizer, args.workers)
             bare, bare_cpu = max(bare, speed), max(bare_cpu, cpu_speed)
-            seconds, cpu, memory = run_prep(files, tokenizer, args, folder / f"data-{number}")
-            tokens = sum(
-                split.tokens for split in TokenDataset.open(folder / f"data-{number}").manifest.splits.values()
-            )
+            seconds, cpu, memory, _ = run_prep(files, tokenizer, args, folder / f"data-{number}")
+            tokens = tokens_in(folder / f"data-{number}")
             prep, prep_cpu, peak = max(prep, tokens / seconds), max(prep_cpu, tokens / cpu), max(peak, memory)
             print(f"try {number + 1}: bare {bare:,.0f}, depth prep {prep:,.0f} tokens/s (best so far)", flush=True)
         print(f"depth prep / encode_batch: {prep / bare:.3f} on {args.workers} cores")
@@ -65,10 +65,16 @@ def main() -> None:
             many / f"{copy}-{index}{path.suffix}" for copy in range(args.times) for index, path in enumerate(files)
         ]
         for link, path in zip(links, [*files] * args.times, strict=True):
-            os.link(path.resolve(), link) if path.stat().st_dev == many.stat().st_dev else shutil.copy(path, link)
-        _, _, grown = run_prep(links, tokenizer, args, folder / "data-many")
+            shutil.copy(path, link)
+        _, _, grown, main_cpu = run_prep(links, tokenizer, args, folder / "data-many")
+        tokens = tokens_in(folder / "data-many")
         print(f"peak memory: {peak / 2**20:.0f} MiB; corpus {args.times} times: {grown / 2**20:.0f} MiB")
         print(f"growth: {grown / peak:.3f}")
+        print(f"the reading process: {main_cpu / tokens * 1e6:.4f} cores per million tokens/s (start-up included)")
+
+
+def tokens_in(folder: Path) -> int:
+    return sum(split.tokens for split in TokenDataset.open(folder).manifest.splits.values())
 
 
 def bare_speed(source: LocalSource, tokenizer: Path, cores: int) -> tuple[float, float]:
@@ -93,20 +99,37 @@ def _bare_speed(source: LocalSource, path: Path) -> tuple[float, float]:
     return tokens / (time.perf_counter() - begin), tokens / (time.process_time() - cpu)
 
 
-def run_prep(files: list[Path], tokenizer: Path, args: argparse.Namespace, out: Path) -> tuple[float, float, int]:
-    """Run the command. Returns its seconds, its processor seconds, and the peak memory of its processes together."""
+def run_prep(
+    files: list[Path], tokenizer: Path, args: argparse.Namespace, out: Path
+) -> tuple[float, float, int, float]:
+    """Run the command.
+
+    Returns:
+        Its seconds, its processor seconds, the peak memory of its processes together, and the processor seconds of the
+        process that reads and writes.
+    """
     options = ["--tokenizer", tokenizer, "--text-column", args.text_column, "--workers", args.workers, "--out", out]
     command = [sys.executable, "-m", "data_prep", *map(str, [*files, *options])]
-    peak = 0
+    peak, main_cpu = 0, 0.0
     begin, cpu = time.perf_counter(), children_cpu()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
         peak = max(peak, session_memory(process.pid))
+        main_cpu = max(main_cpu, process_cpu(process.pid))
         time.sleep(0.05)
     seconds = time.perf_counter() - begin
     if process.returncode:
         raise SystemExit(f"`{' '.join(command)}` failed")
-    return seconds, children_cpu() - cpu, peak
+    return seconds, children_cpu() - cpu, peak, main_cpu
+
+
+def process_cpu(pid: int) -> float:
+    """Processor seconds of a process so far, without its children."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # The process has ended.
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def children_cpu() -> float:
