@@ -2,10 +2,10 @@
 
 In one run, on the same files, tokeniser and cores: tokens per second of `tokenizers.encode_batch` alone on text that
 lies in memory, then of the whole `depth prep` command, reading, cutting, writing and start-up included. The two take
-turns, and the best of `--repeats` counts for each. The same ratio in processor time instead of time holds on a
-machine that is busy with other work. Then the peak resident memory of the command (all its processes together) on the
-corpus and on the corpus repeated `--times` times, and what the process that reads and writes costs there: processor
-seconds per million tokens, which is the share of a core at a million tokens per second. Linux only: /proc is read.
+turns, and the best of `--repeats` counts for each. The same ratio in processor time instead of time holds on a machine
+that is busy with other work. Then the peak resident memory of the command (all its processes together) on the corpus
+and on the corpus repeated `--times` times, and what the process that reads and writes costs there: processor seconds
+per million tokens, which is the share of a core at a million tokens per second. Linux only: /proc is read.
 """
 
 import argparse

@@ -19,3 +19,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that start training processes: run last, they would keep one worker busy alone."""
     items.sort(key=lambda item: "slow" not in item.keywords)
+
+
+@pytest.fixture(scope="session", params=["ENOSYS", "ENOLCK"])
+def without_locks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process for which no file system has ``flock``, as some shared ones are mounted."""
+    folder = tmp_path_factory.mktemp("without_locks")
+    code = f"#include <errno.h>\nint flock(int file, int kind) {{ errno = {request.param}; return -1; }}\n"
+    (folder / "flock.c").write_text(code)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "flock.so", "flock.c"], cwd=folder, check=True)
+    return {"LD_PRELOAD": str(folder / "flock.so")}

@@ -3,13 +3,15 @@
 The first rank holds ``flock`` on the folder's ``lock`` for as long as it lives, and writes into it who it is. The
 kernel lets go of the lock when the process ends, however it ends, so on one machine nothing is left behind. Where a
 shared file system does not carry ``flock`` from one machine to another, what is written counts: a run that another
-machine has not let go of is left alone until it has shown no sign of life for ``SILENCE`` seconds.
+machine has not let go of is left alone until it has shown no sign of life for ``SILENCE`` seconds. Where a file system
+has no ``flock`` at all, as Lustre may be mounted, what is written and the list of processes count on this machine, too.
 """
 
 import fcntl
 import json
 import os
 import platform
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +56,8 @@ class RunLock:
         mine = Holder.this_process()
         # A look at the lock (see holder_of) takes it for an instant, so one refusal is not the last word.
         for _ in range(4):
-            if _flock(self._file, fcntl.LOCK_EX):
+            taken = _flock(self._file, fcntl.LOCK_EX)
+            if taken is not False:
                 break
             time.sleep(0.25)
         else:
@@ -63,9 +66,16 @@ class RunLock:
             raise UserError(
                 f"{folder} is being trained by {holder or 'another process'}; wait for it, or stop it first"
             )
+        if taken is None:
+            print(
+                f"note: the file system of {folder} has no locks; two runs that start there at the same moment would "
+                "not notice one another, so start one at a time",
+                file=sys.stderr,
+                flush=True,
+            )
         there = _read(self._file)
         restart = _restarted() and there is not None and there.launch == mine.launch != ""
-        if there is not None and not restart and _alive_elsewhere(there, folder):
+        if there is not None and not restart and _alive(there, folder, locks=taken is not None):
             os.close(self._file)
             raise UserError(
                 f"{folder} is being trained by {there}; if that process is gone, delete {path} and start again"
@@ -91,21 +101,22 @@ def holder_of(folder: Path) -> Holder | None:
         return None
     try:
         holder = _read(file)
-        if not _flock(file, fcntl.LOCK_SH):
+        taken = _flock(file, fcntl.LOCK_SH)
+        if taken is False:
             return holder or Holder(platform.node(), 0, "")
-        return holder if holder is not None and _alive_elsewhere(holder, folder) else None
+        return holder if holder is not None and _alive(holder, folder, locks=taken is not None) else None
     finally:
         os.close(file)
 
 
-def _flock(file: int, kind: int) -> bool:
-    """Take the lock if it is free. True as well on a file system without locks, where what is written has to do."""
+def _flock(file: int, kind: int) -> bool | None:
+    """Take the lock if it is free. None on a file system without locks, where what is written has to do."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        return None
     return True
 
 
@@ -124,9 +135,19 @@ def _read(file: int) -> Holder | None:
         return None
 
 
-def _alive_elsewhere(holder: Holder, folder: Path) -> bool:
-    """Whether ``holder``, which has not let go, may be alive on another machine. On this one ``flock`` has told."""
+def _alive(holder: Holder, folder: Path, locks: bool) -> bool:
+    """Whether ``holder``, which has not let go, may be alive. On this machine ``flock`` has told, if it is there."""
     if holder.host == platform.node():
-        return False
+        return not locks and holder.pid not in (0, os.getpid()) and _is_process(holder.pid)
     signs = [path.stat().st_mtime for path in (folder / LOCK_FILE, folder / "status.json") if path.exists()]
     return time.time() - max(signs, default=0.0) < SILENCE
+
+
+def _is_process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # It is another user's.
+        pass
+    return True

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from data_prep.dataset import TokenDataset
@@ -117,6 +118,34 @@ def test_only_one_process_writes_to_a_folder(
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(UserError, match="another `depth prep` is writing to"):
         prep.here(*options, "--out", folder)
+
+
+def test_a_file_system_without_locks_is_a_note(
+    prep, options: list, undisturbed: Path, tmp_path: Path, without_locks: dict[str, str]
+) -> None:
+    process = prep.start(*options, "--workers", 1, "--out", tmp_path / "data", environment=without_locks)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "has no locks" in err
+    assert contents(tmp_path / "data") == contents(undisturbed)
+
+
+def test_ctrl_c_does_not_wait_for_the_work_at_hand(
+    prep, tokenizer_path: Path, tmp_path: Path, until: Callable, kill_later: list
+) -> None:
+    """Each document is a word of thirty-two million letters, on which the tokeniser works for minutes."""
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{number} " + "ab" * (1 << 24)}) + "\n" for number in range(2)))
+    options = ["--tokenizer", tokenizer_path, "--workers", 2, "--out", tmp_path / "data"]
+    process = prep.start(path, *options)
+    kill_later.append(process)
+    workers = psutil.Process(process.pid)
+    until(lambda: any(child.cpu_times().user > 1 for child in workers.children()))
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    until(lambda: group_is_gone(process.pid))
 
 
 def test_refuses_to_continue_with_other_settings_and_names_them(

@@ -54,6 +54,25 @@ def test_a_killed_process_leaves_the_folder_free(
     assert holder_of(tmp_path) is None
 
 
+def test_without_locks_a_living_process_of_this_machine_counts(without_locks: dict[str, str], tmp_path: Path) -> None:
+    """Every process gets an error from ``flock``; others try while the first lives, and after it was killed."""
+    environment = os.environ | without_locks
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command[2] = HOLD.replace("sleep(600)", "sleep(0)")
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert f"is being trained by process {first.pid} on {platform.node()}" in second.stderr
+    finally:
+        first.kill()
+        _, err = first.communicate()
+    assert "has no locks" in err
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert third.stdout == "held\n"
+
+
 def test_looking_does_not_keep_anyone_out(tmp_path: Path) -> None:
     RunLock(tmp_path).release()
     look = "import sys; from pathlib import Path; from torchtitan_ext.run_lock import holder_of\n\

@@ -1,6 +1,10 @@
 """Documents from Parquet, JSON-lines and text files."""
 
+import bz2
+import gzip
 import json
+import os
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -167,3 +171,166 @@ def test_errors_in_text_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path.write_text("long " * 300_000)
     assert "--document-separator" in error(path)
     assert "from byte 0 is longer than 1 MiB" in error(path, separator="\n")
+
+
+@pytest.mark.parametrize("pack", [".gz", ".bz2", ".zst"])
+def test_compressed_text(pack: str, tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+    packer = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+    # Two members, as tools write that pack in parallel.
+    half = lines.index(b"\n", len(lines) // 2) + 1
+    (tmp_path / f"a.jsonl{pack}").write_bytes(packer[pack](lines[:half]) + packer[pack](lines[half:]))
+    (tmp_path / f"b.txt{pack}").write_bytes(packer[pack](b"one\n\ntwo"))
+    source = LocalSource([str(tmp_path / f"a.jsonl{pack}"), str(tmp_path / f"b.txt{pack}")], "text", "\n\n")
+    assert documents(source) == [*TEXTS, "one", "two"]
+    whole = list(blocks(source))
+    assert len(whole) > 4
+    assert sum(block.work for block in whole) == source.work
+    for number, block in enumerate(whole):
+        assert list(blocks(source, block.end)) == whole[number + 1 :]
+
+
+def test_errors_in_compressed_text(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    lines[2000] = "{"
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert f"{path}, line 2001: not JSON" in error(path)
+    path.write_bytes(gzip.compress("\n".join(lines[:2000]).encode())[:-20])
+    assert f"{path} cannot be read" in error(path)
+    path.write_bytes(b"no gzip")
+    assert f"{path} cannot be read" in error(path)
+    for name in ("a.parquet.gz", "a.zip", "a.jsonl.xz"):
+        (tmp_path / name).write_bytes(b"")
+        assert "unpack it" in error(tmp_path / name)
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\r\n\r\n", "\n--\n"])
+def test_line_ends_of_windows_match_a_separator(
+    separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "PIECE_BYTES", 5)
+    plain = separator.replace("\r", "")
+    expected = [f"line {number}\nand more" for number in range(40)]
+    path = tmp_path / "a.txt"
+    path.write_bytes(plain.join(expected).encode())
+    assert read(path, separator=separator) == expected
+    path.write_bytes(plain.join(expected).replace("\n", "\r\n").encode())
+    assert read(path, separator=separator) == [document.replace("\n", "\r\n") for document in expected]
+    mixed = plain.join(expected[:20]) + plain.replace("\n", "\r\n") + plain.join(expected[20:])
+    path.write_bytes(mixed.encode())
+    assert read(path, separator=separator) == expected
+
+
+def test_a_separator_that_does_not_occur_is_not_recommended(prep, tokenizer_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo")
+    options = ["--tokenizer", tokenizer_path, "--document-separator", r"\n\n", "--out", tmp_path / "data"]
+    with pytest.raises(UserError, match=r"the --document-separator '\\n\\n' does not occur"):
+        prep.here(tmp_path / "a.txt", *options)
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/*", "d/*.parquet", "d/b.parquet", "**/*.parquet", "d/**"])
+def test_a_link_to_nothing_is_named(pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d").mkdir()
+    pq.write_table(pa.table({"text": ["one"]}), "d/a.parquet")
+    Path("d/b.parquet").symlink_to("gone")
+    assert error(pattern).startswith("d/b.parquet is a link to gone, which does not exist")
+    Path("gone").mkdir()
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["one"]}), tmp_path / "a.parquet")
+    os.mkfifo(tmp_path / "b.parquet")
+    assert "b.parquet is not a regular file" in error(tmp_path)
+
+
+def test_a_file_behind_two_names_is_one_too_many(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    assert "named twice" in error(tmp_path)
+    (tmp_path / "b.txt").unlink()
+    (tmp_path / "deep").symlink_to(".", target_is_directory=True)
+    assert "deep is a link to a folder that it lies in" in error(tmp_path)
+
+
+def test_files_about_the_data_are_no_data(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    pq.write_table(pa.table({"text": ["one"]}), tmp_path / "deep" / "a.parquet")
+    beside = ["README.md", "LICENSE", "LICENSE.txt", "notes.txt", "dataset_infos.json", "load.py", "deep/picture.png"]
+    for name in beside:
+        (tmp_path / name).write_text('{"text": "beside"}')
+    (tmp_path / ".gitattributes").write_text("hidden")
+    for pattern in (tmp_path, tmp_path / "*", tmp_path / "**"):
+        source = LocalSource([str(pattern)], "text", None)
+        assert documents(source) == ["one"]
+        (note,) = source.notes
+        assert "left out as no data" in note
+    (tmp_path / "data.csv").write_text("text")
+    assert "data.csv: cannot tell what kind of file it is" in error(tmp_path)
+    assert read(tmp_path / "README.md") == ['{"text": "beside"}']
+    assert read(tmp_path / "**" / "README.md") == ['{"text": "beside"}']
+
+
+def test_a_folder_of_text_is_data(tmp_path: Path) -> None:
+    for name in ("README.md", "a.md", "b.txt"):
+        (tmp_path / name).write_text(name)
+    source = LocalSource([str(tmp_path)], "text", None)
+    assert documents(source) == ["a.md", "b.txt"]
+    assert source.notes == [f"{tmp_path}: README.md left out as no data; name a file itself to read it"]
+    for name in ("a.md", "b.txt"):
+        (tmp_path / name).unlink()
+    assert "only README.md" in error(tmp_path)
+
+
+FORMS = {
+    "list": "- config_name: default\n  data_files: [{split: train, path: data/*/*}]",
+    "string": "- config_name: default\n  data_files: data/*/*",
+    "folder": "- config_name: default\n  data_dir: data",
+    "mapping": "- config_name: default\n  data_files: {train: [data/one/*], test: sample/*/*}\n- config_name: all\n"
+    '  data_files: "**"',
+    "none": "- config_name: default\n  default: true",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_of_a_repository_gives_one_configuration(form: str, tmp_path: Path) -> None:
+    for name in ("data/one/0", "data/one/1", "sample/10BT/0"):
+        path = tmp_path / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": [name]}), path)
+    (tmp_path / "README.md").write_text(f"---\nlicense: odc-by\nconfigs:\n{FORMS[form]}\n---\n# Card\n")
+    # A card that says nothing of files leaves the layout of FineWeb.
+    source = LocalSource([str(tmp_path)], "text", None)
+    assert documents(source) == ["data/one/0", "data/one/1"]
+    assert "configuration 'default', 2 of" in source.notes[0]
+    assert source.describe()["config"] == "default"
+    with pytest.raises(UserError, match="has no configuration 'sample'"):
+        LocalSource([str(tmp_path)], "text", None, "sample")
+    if form == "none":
+        assert documents(LocalSource([str(tmp_path)], "text", None, "sample-10BT")) == ["sample/10BT/0"]
+        with pytest.raises(UserError, match=r"no files sample/100BT/\*"):
+            LocalSource([str(tmp_path)], "text", None, "sample-100BT")
+    with pytest.raises(UserError, match="--config is for fineweb-edu and for folders with the card"):
+        LocalSource([str(tmp_path / "data" / "one" / "0.parquet")], "text", None, "default")
+
+
+def test_pieces_of_a_large_row_group_carry_their_own_rows_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"{number} " + "text " * 1000 for number in range(4000)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=4000, use_dictionary=False)
+    source = LocalSource([str(path)], "text", None)
+    whole = list(blocks(source))
+    assert documents(source) == texts
+    assert len(whole) > 10
+    assert sum(len(pickle.dumps(block)) for block in whole) < 1.1 * sum(map(len, texts))
+    for number in (0, 7, len(whole) - 2):
+        assert list(blocks(source, whole[number].end)) == whole[number + 1 :]
+
+
+def test_pieces_of_ordinary_row_groups_and_lines_carry_no_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet", row_group_size=1000)
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    source = LocalSource([str(tmp_path)], "text", None)
+    assert documents(source) == TEXTS * 2
+    assert sum(len(pickle.dumps(block)) for block in blocks(source)) < 20_000
