@@ -1,5 +1,6 @@
 """The entry: what it refuses, what it shows, and torchtitan's own entry on the same configuration."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import yaml
 
 from torchtitan_ext import train
 from torchtitan_ext.cli import main as depth
+from torchtitan_ext.resolve import load_resolved
 from torchtitan_ext.run_folder import RunFolder
 
 
@@ -30,14 +32,14 @@ def run_file(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (["--model.heads", "7"], "width = 64 and heads = 7, which does not divide it; try heads = 8"),
         (["--depth.blocks", "3"], "depth.blocks is not an option of the variant; the variant has no options"),
         (["--training.batch_tokens", "100"], "not a multiple of data.seq_len"),
-        (["--training.batch_tokens", "64000000"], "10106 windows of 64, and a batch needs 1000000"),
+        (["--training.batch_tokens", "64000000"], "10287 windows of 64, and a batch needs 1000000"),
         (["--training.batch_tokens", "512", "--training.micro_batch", "3"], "does not divide the 8 sequences"),
         (["--parallelism.replicate", "2"], "does not give 1 ranks"),
         (["--parallelism.pipeline", "2"], "parallelism.pipeline=2 is not supported, because"),
         (["--data.path", "nowhere"], "nowhere does not exist"),
         (
             ["--data.seq_len", "65536", "--training.batch_tokens", "65536"],
-            "the heldout split has 46760 tokens, 0 windows of 65536",
+            "the heldout split has 35798 tokens, 0 windows of 65536",
         ),
     ],
 )
@@ -83,6 +85,13 @@ def test_the_resolved_run_is_a_run_file_that_resolves_to_itself(
     again.write_text(first)
     assert train.main(["--config-file", str(again), "--print-config"]) == 0
     assert capsys.readouterr().out == first
+
+
+def test_a_run_says_how_often_it_sees_its_text(run_file: Path, dataset: Path) -> None:
+    resolved = load_resolved(str(run_file), ["--training.batch_tokens", "6400", "--training.steps", "200"])
+    there = json.loads((dataset / "manifest.json").read_text())["splits"]["train"]["tokens"]
+    assert f"1.28M tokens of training over the {there / 1000:.0f}k in" in resolved.text_seen()
+    assert resolved.text_seen().endswith(f": {6400 * 200 / there:.3g} epochs")
 
 
 def test_depth_help_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from torchtitan_ext.parameter_groups import Group, TrainedGroup, trained_groups,
 from torchtitan_ext.recipe import compute_optimal_tokens, recipe_for
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.sizes import SIZES, Shape, padded_vocab, shape_of
+from torchtitan_ext.units import count
 
 KNOWN_NAMES = {"model.size": list(SIZES), "model.variant": list(VARIANTS)}
 """Names that a run file may use, for ``load_run``."""
@@ -87,6 +88,14 @@ class ResolvedRun:
             },
             "batch_tokens": self.batch_tokens,
         }
+
+    def text_seen(self) -> str:
+        """How much of its text the run sees, and how often: a line for people."""
+        tokens, there = self.steps * self.batch_tokens, self.dataset.split("train").n_tokens
+        return (
+            f"{count(tokens)} tokens of training over the {count(there)} in {self.dataset.path}: "
+            f"{tokens / there:.3g} epochs"
+        )
 
     def facts(self) -> dict[str, Any]:
         """What follows from the run, for the tools that read run folders."""

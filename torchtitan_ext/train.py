@@ -87,6 +87,8 @@ def _train(resolved: "ResolvedRun") -> int:
     from torchtitan_ext.titan.console import set_up_logging
 
     set_up_logging()
+    if os.environ["RANK"] == "0":
+        print(resolved.text_seen(), flush=True)
     trainer = trainer_config(resolved).build()
     try:
         trainer.train()
