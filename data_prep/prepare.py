@@ -112,6 +112,7 @@ def _vocabulary(
             print(write_vocabulary(made, settings.eot_token, folder), file=sys.stderr, flush=True)
             Journal(settings=settings).write(folder)
         except BaseException:
+            source.close()
             journals.discard(folder)
             raise
     return read_vocabulary(folder, settings.eot_token)

@@ -87,7 +87,7 @@ def _files(pattern: str, config: str | None, choice: Choice) -> list[Path]:
     for name in map(Path, names):
         if not name.is_dir():
             found.append(_reachable(name))
-        elif Path(pattern).name != "**":
+        elif "**" not in Path(pattern).parts:
             found += files_below(name)
     # The last part of the pattern is a name: the user means these files.
     return found if not glob.has_magic(path.name) and found else _data(pattern, found, choice)

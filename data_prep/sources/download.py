@@ -6,6 +6,7 @@ A file on the disk has its full size from the start, and holes where nothing has
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,8 @@ SEGMENT = 8 << 20
 CONNECTIONS = 16
 AHEAD = 64
 """Segments that may be there, or on their way, beyond the one that is read."""
+CLOSING_SECONDS = 1.0
+"""How long to wait for the connections at the end; one that hears nothing from the server ends with the process."""
 
 
 class Segment(NamedTuple):
@@ -45,7 +48,7 @@ class Downloads:
         self._issued = self._wanted = 0
         self._numbers: dict[Segment, int] = {}
         self._error: Exception | None = None
-        self._begun = False
+        self._threads: list[threading.Thread] = []
         self._closed = False
         self._released = first
         self.next = first
@@ -63,11 +66,11 @@ class Downloads:
     def begin(self, part: int, first_byte: int) -> None:
         """Start to download, unless that has happened, with byte ``first_byte`` of file ``part``."""
         self.next = part + 1
-        if not self._begun:
-            self._begun = True
+        if not self._threads:
             self._order = self._segments(part, first_byte)
-            for _ in range(CONNECTIONS):
-                threading.Thread(target=self._work, daemon=True).start()
+            self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(CONNECTIONS)]
+            for thread in self._threads:
+                thread.start()
 
     def wait(self, part: int, start: int, stop: int) -> None:
         """Wait until bytes ``start`` to ``stop`` of file ``part`` are there. Raises what a download failed with."""
@@ -95,6 +98,9 @@ class Downloads:
             self._closed = True
             self._changed.notify_all()
         self._client.close()
+        deadline = time.monotonic() + CLOSING_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _segments(self, part: int, first_byte: int) -> Iterator[Segment]:

@@ -261,7 +261,7 @@ def test_files_about_the_data_are_no_data(tmp_path: Path) -> None:
     for name in beside:
         (tmp_path / name).write_text('{"text": "beside"}')
     (tmp_path / ".gitattributes").write_text("hidden")
-    for pattern in (tmp_path, tmp_path / "*", tmp_path / "**"):
+    for pattern in (tmp_path, tmp_path / "*", tmp_path / "**", tmp_path / "**" / "*"):
         source = LocalSource([str(pattern)], "text", None)
         assert documents(source) == ["one"]
         (note,) = source.notes
