@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+from data_prep import consumed
 from data_prep.dataset import TokenDataset
+from data_prep.sources import LocalSource, blocks
 from torchtitan_ext.errors import UserError
 
 GOOD = [f"document {number} " + "with some words " * 60 for number in range(3000)]
@@ -216,17 +218,15 @@ def test_a_copy_of_the_source_is_as_good(prep, options: list[object], tmp_path: 
         prep.here(copy, *options, "--out", out)
 
 
-def test_a_source_that_changes_while_it_is_read_is_noticed(
-    prep, options: list[object], tmp_path: Path, until, kill_later: list
-) -> None:
-    path, out = json_lines(tmp_path, GOOD, False), tmp_path / "data"
-    process = prep.start(path, *options, "--workers", 1, "--out", out)
-    kill_later.append(process)
-    until(lambda: (out / "progress.json").exists())
+def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    path = json_lines(tmp_path, GOOD, False)
+    source = LocalSource([str(path)], "text", None)
+    before = source.files()
+    assert sum(block.work for block in blocks(source)) == source.work
+    consumed.check_untouched(before, source)
     change_one_word(path)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "a.jsonl was changed while it was read" in err
+    with pytest.raises(UserError, match=r"a\.jsonl was changed while it was read"):
+        consumed.check_untouched(before, source)
 
 
 def test_a_file_behind_the_place_of_stopping_may_be_replaced_or_left_out(

@@ -142,7 +142,7 @@ def test_ctrl_c_does_not_wait_for_the_work_at_hand(
     workers = psutil.Process(process.pid)
     until(lambda: any(child.cpu_times().user > 1 for child in workers.children()))
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 130
     assert "Traceback" not in err
     until(lambda: group_is_gone(process.pid))
