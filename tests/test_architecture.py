@@ -31,6 +31,7 @@ ROOMS = {
     "torchtitan_ext/gpus.py": {"torchtitan_ext.errors"},
     "torchtitan_ext/cost.py": {
         "torchtitan_ext.resolve",
+        "torchtitan_ext.units",
         "data_prep",
     },
     "torchtitan_ext/parameter_groups.py": {"torchtitan_ext.errors"},

@@ -11,6 +11,7 @@ import yaml
 
 from torchtitan_ext import train
 from torchtitan_ext.cli import main as depth
+from torchtitan_ext.cost import text_seen
 from torchtitan_ext.resolve import load_resolved
 from torchtitan_ext.run_folder import RunFolder
 
@@ -90,8 +91,8 @@ def test_the_resolved_run_is_a_run_file_that_resolves_to_itself(
 def test_a_run_says_how_often_it_sees_its_text(run_file: Path, dataset: Path) -> None:
     resolved = load_resolved(str(run_file), ["--training.batch_tokens", "6400", "--training.steps", "200"])
     there = json.loads((dataset / "manifest.json").read_text())["splits"]["train"]["tokens"]
-    assert f"1.28M tokens of training over the {there / 1000:.0f}k in" in resolved.text_seen()
-    assert resolved.text_seen().endswith(f": {6400 * 200 / there:.3g} epochs")
+    assert f"1.28M tokens of training over the {there / 1000:.0f}k in" in text_seen(resolved)
+    assert text_seen(resolved).endswith(f": {6400 * 200 / there:.3g} epochs")
 
 
 def test_depth_help_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:

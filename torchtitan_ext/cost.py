@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from data_prep.dataset import TokenDataset
 from data_prep.windows import Windows
 from torchtitan_ext.resolve import ResolvedRun
+from torchtitan_ext.units import count
 
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: the weight and AdamW's two moments, in fp32."""
@@ -109,6 +110,15 @@ def epochs(run: ResolvedRun) -> float | None:
     if not is_prepared(run.dataset):
         return None
     return train_tokens(run) / run.dataset.split("train").n_tokens
+
+
+def text_seen(run: ResolvedRun) -> str:
+    """How much of its prepared text a run sees, and how often: a line for people."""
+    there = run.dataset.split("train").n_tokens
+    return (
+        f"{count(train_tokens(run))} tokens of training over the {count(there)} in {run.dataset.path}: "
+        f"{epochs(run):.3g} epochs"
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from torchtitan_ext.parameter_groups import Group, TrainedGroup, trained_groups,
 from torchtitan_ext.recipe import compute_optimal_tokens, recipe_for
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.sizes import SIZES, Shape, padded_vocab, shape_of
-from torchtitan_ext.units import count
 
 KNOWN_NAMES = {"model.size": list(SIZES), "model.variant": list(VARIANTS)}
 """Names that a run file may use, for ``load_run``."""
@@ -25,13 +24,11 @@ MICRO_BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with every open value filled in. ``run`` is itself a complete run file again; ``groups`` are the variant's
-    parameter groups with the settings of the run."""
+    """A run with every open value filled in. ``run`` is itself a complete run file again."""
 
     run: Run
     shape: Shape
     variant: Variant
-    groups: tuple[Group, ...]
     dataset: TokenDataset
     ranks: int
 
@@ -55,6 +52,11 @@ class ResolvedRun:
         """Training FLOPs per token, forward and backward."""
         seq_len = self.run.data.seq_len
         return self.shape.flops_per_token(seq_len) + self.variant.flops_per_token(self.shape, seq_len)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The variant's parameter groups with the settings of the run."""
+        return _groups(self.run, self.variant, self.shape)
 
     def parameter_groups(self) -> tuple[TrainedGroup, ...]:
         """All parameters by how they are trained; a parameter belongs to the first group whose pattern it matches."""
@@ -88,14 +90,6 @@ class ResolvedRun:
             },
             "batch_tokens": self.batch_tokens,
         }
-
-    def text_seen(self) -> str:
-        """How much of its text the run sees, and how often: a line for people."""
-        tokens, there = self.steps * self.batch_tokens, self.dataset.split("train").n_tokens
-        return (
-            f"{count(tokens)} tokens of training over the {count(there)} in {self.dataset.path}: "
-            f"{tokens / there:.3g} epochs"
-        )
 
     def facts(self) -> dict[str, Any]:
         """What follows from the run, for the tools that read run folders."""
@@ -138,7 +132,7 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
     )
     variant = variant_of(model.variant).with_options(run.depth, run.origin)
     variant.check(shape)
-    groups = with_settings(variant.trained_groups(shape), run.groups, run.origin)
+    _groups(run, variant, shape)  # a mistake in them is found here
 
     budget = run.training.tokens
     if run.training.tokens_per_parameter is not None:
@@ -177,7 +171,11 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
     _check_parallelism(run, ranks)
     if planned is None:
         _check_data(run, dataset, recipe.batch_tokens)
-    return ResolvedRun(filled, shape, variant, groups, dataset, ranks)
+    return ResolvedRun(filled, shape, variant, dataset, ranks)
+
+
+def _groups(run: Run, variant: Variant, shape: Shape) -> tuple[Group, ...]:
+    return with_settings(variant.trained_groups(shape), run.groups, run.origin)
 
 
 def planned_dataset(run: Run, vocab_size: int | None) -> TokenDataset | None:

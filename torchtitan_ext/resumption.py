@@ -22,8 +22,7 @@ def changes(resolved: ResolvedRun, folder: RunFolder, revision: str) -> Iterator
     recorded = folder.path / "run.yaml"
     if not folder.exists or not recorded.exists():
         return
-    before = _keys(load_run(recorded, retired=RETIRED_KEYS).model_dump())
-    now = _keys(resolved.run.model_dump())
+    before, now = load_run(recorded, retired=RETIRED_KEYS).flat(), resolved.run.flat()
     for key in {**before, **now}:
         if key not in NAMES and before.get(key) != now.get(key):
             yield f"{key} was {_shown(before.get(key))}, is {_shown(now.get(key))}"
@@ -43,13 +42,6 @@ def last_revision(folder: RunFolder) -> str | None:
     path = folder.path / "code.txt"
     found = re.findall(r"^revision  (.*)$", path.read_text(encoding="utf-8"), re.M) if path.exists() else []
     return found[-1] if found else None
-
-
-def _keys(nested: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        flat |= {f"{name}.{key}": below for key, below in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def _shown(value: Any) -> str:

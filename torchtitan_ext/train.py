@@ -83,12 +83,13 @@ def _train(resolved: "ResolvedRun") -> int:
     check_folder(resolved)
     import torch.distributed as dist
 
+    from torchtitan_ext.cost import text_seen
     from torchtitan_ext.titan.config import trainer_config
     from torchtitan_ext.titan.console import set_up_logging
 
     set_up_logging()
     if os.environ["RANK"] == "0":
-        print(resolved.text_seen(), flush=True)
+        print(text_seen(resolved), flush=True)
     trainer = trainer_config(resolved).build()
     try:
         trainer.train()

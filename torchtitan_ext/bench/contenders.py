@@ -100,11 +100,12 @@ def check_same_settings(one: Run, other: Run) -> None:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in run.model_dump(exclude={*UNUSED, *OPEN_SECTIONS}).items():
-        flat |= {f"{name}.{key}": below for key, below in value.items()} if isinstance(value, dict) else {name: value}
-    del flat["model.variant"]
-    return flat
+    left_out = {*UNUSED, *OPEN_SECTIONS}
+    return {
+        key: value
+        for key, value in run.flat().items()
+        if key.partition(".")[0] not in left_out and key != "model.variant"
+    }
 
 
 def _run_of(file: str, variant: str, overrides: list[str]) -> Run:

@@ -262,10 +262,9 @@ class ValueResidual(Variant):
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """The paper's code has one AdamW for all parameters, and so decays what "learnable" learns."""
-        count = self.parameters(shape)
         decay = None if self.form == "learnable" else 0.0
         pattern = r"\.link\.(mix|first_scale|own_scale)$"
-        return (Group("value_scales", pattern, count, weight_decay=decay),) if count else ()
+        return (Group("value_scales", pattern, self.parameters(shape), weight_decay=decay),)
 
     def parameters(self, shape: Shape) -> int:
         return {"learnable": 2, "learned_share": 1}.get(self.form, 0) * (shape.layers - 1)

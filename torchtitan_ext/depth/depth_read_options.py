@@ -284,8 +284,7 @@ class DepthReadOptions(Variant):
         groups = []
         for name, members in _GROUPS.items():
             count = sum(math.prod(size) for member, size in self.learned(shape).items() if member in members)
-            if count:
-                groups.append(Group(name, rf"^stream\.({'|'.join(members)})$", count, weight_decay=0.0))
+            groups.append(Group(name, rf"^stream\.({'|'.join(members)})$", count, weight_decay=0.0))
         return tuple(groups)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:

@@ -258,10 +258,10 @@ class GatedState(Variant):
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """nanoGPT's rule: matrices are decayed as all others are, biases are not."""
         biases = 2 * shape.width * (shape.layers - 1) * self.gate_bias
-        gates = Group("gates", r"\.link\.(gate|projection)\.weight$", self.parameters(shape) - biases)
-        if not biases:
-            return (gates,)
-        return (Group("gate_biases", r"\.link\.gate\.bias$", biases, weight_decay=0.0), gates)
+        return (
+            Group("gate_biases", r"\.link\.gate\.bias$", biases, weight_decay=0.0),
+            Group("gates", r"\.link\.(gate|projection)\.weight$", self.parameters(shape) - biases),
+        )
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Matrices: 2·in·out forward, and as much again for each gradient that is needed. Elementwise operations, σ and

@@ -262,8 +262,7 @@ class MixtureOfDepths(Variant):
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """Trained and decayed as any other matrix, as in the code and in OLMo 2's recipe."""
-        count = self.parameters(shape)
-        return (Group("feed_forward_kv", r"\.link\.feed_forward_kv\.weight$", count),) if count else ()
+        return (Group("feed_forward_kv", r"\.link\.feed_forward_kv\.weight$", self.parameters(shape)),)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """4·N·H for each entry that a layer reads, N·H for scaling the sequence part of a layer that reads any,

@@ -66,13 +66,12 @@ class Variant:
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """The parameters beyond those of the standard model, by how they are trained; by default all in one group,
-        ``depth``, at the run's learning rate and without weight decay."""
-        count = self.parameters(shape)
-        return (Group("depth", r"\.link\.|^stream\.", count, weight_decay=0.0),) if count else ()
+        ``depth``, at the run's learning rate and without weight decay. A group may hold no parameters."""
+        return (Group("depth", r"\.link\.|^stream\.", self.parameters(shape), weight_decay=0.0),)
 
     def trained_groups(self, shape: Shape) -> tuple[Group, ...]:
-        """``groups`` with the variant's ``rates`` for those that its options leave."""
-        groups = self.groups(shape)
+        """The ``groups`` that hold parameters, with the variant's ``rates``."""
+        groups = [group for group in self.groups(shape) if group.parameters]
         names = {group.name for group in groups}
         rates = {key: value for key, value in self.rates if key.partition(".")[0] in names}
         return with_settings(groups, rates, lambda key: type(self).__name__)

@@ -361,6 +361,15 @@ class Run(_Section):
             )
         return self
 
+    def flat(self) -> dict[str, Any]:
+        """Return every key, as ``section.key``, with its value."""
+        flat: dict[str, Any] = {}
+        for name, value in self.model_dump().items():
+            flat |= (
+                {f"{name}.{key}": below for key, below in value.items()} if isinstance(value, dict) else {name: value}
+            )
+        return flat
+
     def origin(self, key: str) -> str:
         """Return where ``key`` (such as ``data.path`` or ``depth.blocks``) was given, to begin an error message with.
 

@@ -18,7 +18,7 @@ from torchtitan_ext.cost import (
 from torchtitan_ext.gpus import Speed
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.study.layout import Remark, folded, row
-from torchtitan_ext.study.planned import Plan, RunsByLabel
+from torchtitan_ext.study.planned import Plan, RunsByLabel, solved
 from torchtitan_ext.units import count
 
 RUN_COLUMNS = ("seeds", "params", "steps", "tokens", "FLOPs", "GPU-h", "hours")
@@ -54,17 +54,14 @@ def run_lines(groups: RunsByLabel, speed: Speed) -> Iterator[str]:
 def cost_lines(groups: RunsByLabel) -> Iterator[str]:
     """A row for each label with epochs, the share of evaluation, and a checkpoint's size, alone, kept and at worst."""
     yield from row("cost of each run", COST_COLUMNS, COST_WIDTHS)
-    for label, runs in groups.items():
-        resolved = runs[0].resolved
-        if resolved is None:
-            continue
+    for run, resolved in solved(groups):
         seen = epochs(resolved)
         cells = (
             "?" if seen is None else f"{seen:.3g}",
             f"{heldout_flops(resolved) / gpu_flops(resolved):.1%}",
             *(f"{count(size(resolved))}B" for size in (checkpoint_bytes, disk_bytes, peak_disk_bytes)),
         )
-        yield from row(label, cells, COST_WIDTHS)
+        yield from row(run.label, cells, COST_WIDTHS)
 
 
 def total_lines(plan: Plan, speed: Speed) -> Iterator[str]:
@@ -108,12 +105,11 @@ def text_lines(resolved: Iterable[ResolvedRun]) -> Iterator[str]:
 
 def repeated_text(groups: RunsByLabel) -> Iterator[Remark]:
     """Runs that see their training text more than once."""
-    for label, runs in groups.items():
-        resolved = runs[0].resolved
-        seen = None if resolved is None else epochs(resolved)
-        if resolved is not None and seen is not None and seen > 1:
+    for run, resolved in solved(groups):
+        seen = epochs(resolved)
+        if seen is not None and seen > 1:
             there = resolved.dataset.split("train").n_tokens
-            yield label, f"{count(train_tokens(resolved))} tokens out of {count(there)}, {seen:.3g} epochs"
+            yield run.label, f"{count(train_tokens(resolved))} tokens out of {count(there)}, {seen:.3g} epochs"
 
 
 def _scientific(number: float) -> str:

@@ -23,7 +23,7 @@ def differences_between(run: ResolvedRun, baseline: ResolvedRun | None) -> tuple
     """
     if baseline is None:
         return ()
-    own, other = keys_of(run), keys_of(baseline)
+    own, other = run.run.flat(), baseline.run.flat()
     if run.run.model.size == baseline.run.model.size:
         own |= {f"model.{name}": getattr(run.shape, name) for name in SHAPE}
         other |= {f"model.{name}": getattr(baseline.shape, name) for name in SHAPE}
@@ -45,11 +45,3 @@ def check_intended(differences: Sequence[Difference], intended: frozenset[str], 
                 f"{what} differs from its baseline in {key} ({own} against {other}), which the study does not ask "
                 f"for; put {key} under `set:` of the study, for all runs"
             )
-
-
-def keys_of(resolved: ResolvedRun) -> dict[str, Any]:
-    """Return every run key of a run, as ``section.key``, with its value."""
-    keys: dict[str, Any] = {}
-    for name, value in resolved.run.model_dump().items():
-        keys |= {f"{name}.{key}": below for key, below in value.items()} if isinstance(value, dict) else {name: value}
-    return keys

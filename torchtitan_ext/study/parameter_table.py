@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torchtitan_ext.parameter_groups import TrainedGroup
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.study.layout import Remark, row
-from torchtitan_ext.study.planned import Plan, RunsByLabel
+from torchtitan_ext.study.planned import Plan, RunsByLabel, solved
 
 COLUMNS = ("all", "decayed", "undecayed", "no gradient")
 WIDTHS = (12, 12, 12, 12)
@@ -15,22 +15,19 @@ WIDTHS = (12, 12, 12, 12)
 def parameter_lines(groups: RunsByLabel) -> Iterator[str]:
     """A row for each label whose runs are solved. What gets no gradient is among the decayed and the undecayed."""
     yield from row("parameters", COLUMNS, WIDTHS)
-    for label, runs in groups.items():
-        resolved = runs[0].resolved
-        if resolved is not None:
-            decayed = _decayed(resolved)
-            idle = resolved.variant.without_gradient(resolved.shape)
-            numbers = (resolved.parameters, decayed, resolved.parameters - decayed, idle)
-            yield from row(label, [f"{number:,}" for number in numbers], WIDTHS)
+    for run, resolved in solved(groups):
+        decayed = _decayed(resolved)
+        idle = resolved.variant.without_gradient(resolved.shape)
+        numbers = (resolved.parameters, decayed, resolved.parameters - decayed, idle)
+        yield from row(run.label, [f"{number:,}" for number in numbers], WIDTHS)
 
 
 def added_groups(groups: RunsByLabel) -> Iterator[Remark]:
     """The parameter groups that variants add, with their rates."""
-    for label, runs in groups.items():
-        resolved = runs[0].resolved
-        if resolved is not None and resolved.groups:
+    for run, resolved in solved(groups):
+        if resolved.groups:
             own = {group.name for group in resolved.groups}
-            yield label, "; ".join(_described(group) for group in resolved.parameter_groups() if group.name in own)
+            yield run.label, "; ".join(_described(group) for group in resolved.parameter_groups() if group.name in own)
 
 
 def unequally_decayed(plan: Plan) -> Iterator[Remark]:

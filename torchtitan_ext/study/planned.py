@@ -94,6 +94,13 @@ RunsByLabel = dict[str, list[PlannedRun]]
 """Runs by label: those that differ in seed alone."""
 
 
+def solved(groups: RunsByLabel) -> Iterator[tuple[PlannedRun, ResolvedRun]]:
+    """Each label that is solved, by its first run and what that trains."""
+    for run in (runs[0] for runs in groups.values()):
+        if run.resolved is not None:
+            yield run, run.resolved
+
+
 @dataclass(frozen=True)
 class Plan:
     """The runs of a study in the order in which to start them; ``ranks`` processes each."""
@@ -121,10 +128,10 @@ class Plan:
 
     def compared(self) -> Iterator[Compared]:
         """Each label but the baselines' that is solved, by its first run, in the plan's order."""
-        for run in (runs[0] for runs in self.by_label().values()):
+        for run, resolved in solved(self.by_label()):
             baseline = None if run.baseline is None else self.run(run.baseline)
-            if run.resolved is not None and baseline is not None and baseline.resolved is not None:
-                yield Compared(run, run.resolved, baseline.label, baseline.resolved)
+            if baseline is not None and baseline.resolved is not None:
+                yield Compared(run, resolved, baseline.label, baseline.resolved)
 
     def by_label(self) -> RunsByLabel:
         """The runs grouped with those that differ from them in seed alone, in the plan's order."""

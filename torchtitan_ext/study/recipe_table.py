@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.run_file.schema import BUDGETS, UNSUPPORTED
-from torchtitan_ext.study.differences import NAMES, keys_of
+from torchtitan_ext.study.differences import NAMES
 from torchtitan_ext.study.layout import folded, row, shown
-from torchtitan_ext.study.planned import RunsByLabel
+from torchtitan_ext.study.planned import RunsByLabel, solved
 from torchtitan_ext.units import count
 
 COLUMNS = {
@@ -31,14 +30,11 @@ def recipe_lines(groups: RunsByLabel) -> Iterator[str]:
     """The table of the solved runs, and the keys that all of them share or that change with the size."""
     yield from row("recipe", list(COLUMNS), WIDTHS)
     baselines: dict[str, dict[str, Any]] = {}
-    for label, runs in groups.items():
-        resolved = runs[0].resolved
-        if resolved is None:
-            continue
-        keys = keys_of(resolved)
-        yield from row(label, [_cell(keys[key]) for key in COLUMNS.values()], WIDTHS)
-        if runs[0].baseline is None:
-            baselines[label] = _further_keys(resolved)
+    for run, resolved in solved(groups):
+        keys = resolved.run.flat()
+        yield from row(run.label, [_cell(keys[key]) for key in COLUMNS.values()], WIDTHS)
+        if run.baseline is None:
+            baselines[run.label] = _further_keys(keys)
     first = next(iter(baselines.values()))
     varying = [key for key in first if len({repr(keys.get(key)) for keys in baselines.values()}) > 1]
     common = {key: value for key, value in first.items() if key not in varying and key.startswith(SECTIONS)}
@@ -48,11 +44,11 @@ def recipe_lines(groups: RunsByLabel) -> Iterator[str]:
             yield from folded(f"{label}: {_listed({key: keys.get(key) for key in varying})}")
 
 
-def _further_keys(resolved: ResolvedRun) -> dict[str, Any]:
+def _further_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The run keys that have no column and are no matter of the model."""
     return {
         key: value
-        for key, value in keys_of(resolved).items()
+        for key, value in keys.items()
         if key not in ELSEWHERE and key.startswith((*SECTIONS, "checkpoint.", "heldout.", "logging."))
     }
 

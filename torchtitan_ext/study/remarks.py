@@ -7,7 +7,7 @@ from torchtitan_ext.machines import devices_of
 from torchtitan_ext.recipe import law_batch_tokens, recipe_for
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.study.layout import Remark
-from torchtitan_ext.study.planned import Plan, RunsByLabel
+from torchtitan_ext.study.planned import Plan, RunsByLabel, solved
 from torchtitan_ext.study.solve import FFN_STEP, HEAD_STEP
 
 HELD = {
@@ -36,14 +36,12 @@ def _amounts(run: ResolvedRun) -> dict[str, int]:
 
 def odd_widths(groups: RunsByLabel) -> Iterator[Remark]:
     """Runs with a width that matrix units have to pad, so that their speed says less about their variant."""
-    for label, runs in groups.items():
-        if runs[0].resolved is None:
-            continue
-        shape = runs[0].resolved.shape
+    for run, resolved in solved(groups):
+        shape = resolved.shape
         odd = [f"heads of {shape.head_dim}"] if shape.head_dim % HEAD_STEP else []
         odd += [f"a feed-forward of {shape.ffn_width}"] if shape.ffn_width % FFN_STEP else []
         if odd:
-            yield label, " and ".join(odd)
+            yield run.label, " and ".join(odd)
 
 
 def unlike_machines(plan: Plan) -> Iterator[Remark]:
@@ -58,11 +56,10 @@ def unlike_machines(plan: Plan) -> Iterator[Remark]:
 
 def stepped_batches(groups: RunsByLabel) -> Iterator[Remark]:
     """In a study of several sizes, how the recipe's batches, which are powers of two, depart from their smooth law."""
-    baselines = {label: runs[0].resolved for label, runs in groups.items() if runs[0].baseline is None}
-    known = {label: run for label, run in baselines.items() if run is not None}
-    if len({run.run.model.size for run in known.values()}) < 2:
+    baselines = {planned.label: run for planned, run in solved(groups) if planned.baseline is None}
+    if len({run.run.model.size for run in baselines.values()}) < 2:
         return
-    for label, run in known.items():
+    for label, run in baselines.items():
         tokens, seq_len = train_tokens(run), run.run.data.seq_len
         recipe = recipe_for(run.shape, seq_len=seq_len, total_tokens=tokens)
         if recipe.batch_tokens != run.batch_tokens:
