@@ -16,6 +16,9 @@ from data_prep.quiet import quiet_failure
 from data_prep.sources import BadRow, Block, Cursor, Piece, bad_row
 from torchtitan_ext.errors import UserError
 
+SKIPPED_SHOWN = 20
+"""How many of the rows that are left out are named."""
+
 
 @dataclass(frozen=True)
 class Document:
@@ -81,7 +84,8 @@ class EncodedBlock:
         splits: its tokens.
         rows: the digests of its rows, piece by piece, with the part of each piece.
         empty: rows without text.
-        skipped: the rows that cannot be used, each with the reason; a line each.
+        skipped: how many rows were left out because they cannot be used.
+        named: the first ``SKIPPED_SHOWN`` of them in this process, each with the reason; a line each.
         work: the work it stood for.
         end: where it ended.
     """
@@ -89,7 +93,8 @@ class EncodedBlock:
     splits: dict[SplitName, EncodedSplit]
     rows: list[tuple[int, Digest]]
     empty: int
-    skipped: list[str]
+    skipped: int
+    named: list[str]
     work: float
     end: Cursor
 
@@ -101,7 +106,8 @@ class _Rows:
     sides: dict[SplitName, list[Document]] = field(default_factory=lambda: {name: [] for name in SPLITS})
     digests: list[tuple[int, Digest]] = field(default_factory=list)
     empty: int = 0
-    skipped: list[str] = field(default_factory=list)
+    skipped: int = 0
+    named: list[str] = field(default_factory=list)
 
 
 class Encoder:
@@ -137,11 +143,12 @@ class Encoder:
         self._dtype = dtype
         self._heldout_fraction = heldout_fraction
         self._skip_bad_rows = skip_bad_rows
+        self._left_to_name = SKIPPED_SHOWN
 
     def __call__(self, block: Block) -> EncodedBlock:
         rows = self._sort(block)
-        splits = {name: self._encode(side, rows.skipped) for name, side in rows.sides.items()}
-        return EncodedBlock(splits, rows.digests, rows.empty, rows.skipped, block.work, block.end)
+        splits = {name: self._encode(side, rows) for name, side in rows.sides.items()}
+        return EncodedBlock(splits, rows.digests, rows.empty, rows.skipped, rows.named, block.work, block.end)
 
     def _sort(self, block: Block) -> _Rows:
         rows = _Rows()
@@ -150,7 +157,7 @@ class Encoder:
             for index, row in enumerate(rows_of(piece)):
                 digest = digest.row(digest_of(row))
                 if isinstance(row, BadRow):
-                    self._leave_out(piece.where(index), row, rows.skipped)
+                    self._leave_out(piece, index, row, rows)
                 elif not row.text:
                     rows.empty += 1
                 else:
@@ -159,9 +166,9 @@ class Encoder:
             rows.digests.append((part, digest))
         return rows
 
-    def _encode(self, documents: list[Document], skipped: list[str]) -> EncodedSplit:
+    def _encode(self, documents: list[Document], rows: _Rows) -> EncodedSplit:
         ids = array("H" if self._dtype == np.uint16 else "I")
-        encoded = self._encodings(documents, skipped)
+        encoded = self._encodings(documents, rows)
         for _, encoding in encoded:
             ids.fromlist(encoding.ids)
             ids.append(self._eot_id)
@@ -175,7 +182,7 @@ class Encoder:
         length = sum(len(document.utf8) for document, _ in encoded)
         return EncodedSplit(tokens, len(encoded), length, int(self._table[tokens].sum(dtype=np.int64)))
 
-    def _encodings(self, documents: list[Document], skipped: list[str]) -> list[tuple[Document, Encoding]]:
+    def _encodings(self, documents: list[Document], rows: _Rows) -> list[tuple[Document, Encoding]]:
         """Encode together; one by one when that fails, to find out which document it is."""
         try:
             with quiet_failure():
@@ -194,13 +201,18 @@ class Encoder:
                 _raise_unless_from_library(error)
                 reason = str(error).strip().split("\n")[0]
                 bad = BadRow(f"the tokeniser fails on this document of {len(document.utf8):,} bytes ({reason})")
-                self._leave_out(document.where, bad, skipped)
+                self._leave_out(document.piece, document.index, bad, rows)
         return encoded
 
-    def _leave_out(self, where: str, row: BadRow, skipped: list[str]) -> None:
+    def _leave_out(self, piece: Piece, index: int, row: BadRow, rows: _Rows) -> None:
         if not self._skip_bad_rows:
-            bad_row(where, row)
-        skipped.append(f"{where}: {row.reason}")
+            bad_row(piece.where(index), row)
+        rows.skipped += 1
+        # To find the place of a row may take reading the file up to it. A process has its blocks in order, so that the
+        # first rows of all are among the first ones of each process.
+        if self._left_to_name:
+            self._left_to_name -= 1
+            rows.named.append(f"{piece.where(index)}: {row.reason}")
 
 
 def _raise_unless_from_library(error: BaseException) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from data_prep.manifest import (
     MANIFEST,
@@ -78,12 +78,9 @@ class Journal(Record):
 
 def read_journal(folder: Path) -> Journal:
     path = folder / JOURNAL
-    data = path.read_bytes()
     try:
-        if b'"version":' not in data:
-            raise ValueError("places in the source were counted in another way")
-        return Journal.model_validate_json(data)
-    except ValueError as error:  # ValidationError is one.
+        return Journal.model_validate_json(path.read_bytes())
+    except ValidationError as error:
         raise UserError(f"{path} is from another version or damaged; delete {folder} and prepare it again") from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from data_prep import consumed
 from data_prep import journal as journals
 from data_prep.digest import Digest
-from data_prep.encode import EncodedBlock, EncodedSplit, Encoder
+from data_prep.encode import SKIPPED_SHOWN, EncodedBlock, EncodedSplit, Encoder
 from data_prep.files import sha256
 from data_prep.journal import Journal
 from data_prep.manifest import (
@@ -33,9 +33,6 @@ from data_prep.tokenizer import build
 from data_prep.vocabulary import Vocabulary, read_vocabulary, write_vocabulary
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.files import write_file
-
-SKIPPED_SHOWN = 20
-"""How many of the rows that are left out are named."""
 
 
 def prepare(
@@ -169,11 +166,11 @@ class _Preparation:
         for part, digest in block.rows:
             self._read += [Digest()] * (part + 1 - len(self._read))
             self._read[part] = self._read[part].then(digest)
-        for row in block.skipped[: max(0, SKIPPED_SHOWN - self._skipped)]:
+        for row in block.named[: max(0, SKIPPED_SHOWN - self._skipped)]:
             print(f"left out: {row}", file=sys.stderr, flush=True)
         self._work += block.work
         self._empty += block.empty
-        self._skipped += len(block.skipped)
+        self._skipped += block.skipped
 
     def _save(self, end: Cursor) -> Journal:
         for name in SPLITS:

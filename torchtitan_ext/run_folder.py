@@ -80,10 +80,13 @@ class RunFolder:
 
     def check_trained_right(self) -> None:
         """Raise ``UserError`` where an older version trained the run wrongly, so that its checkpoints are of no use."""
+        facts = self.facts()
+        if facts["format"] == FORMAT:
+            return
         run_file = self.path / "run.yaml"
         settings = yaml.safe_load(run_file.read_text(encoding="utf-8")) if run_file.exists() else {}
         copies = settings.get("parallelism", {}).get("replicate", 1)
-        check_trained_right(str(self.path), self.facts(), self.metrics(), copies)
+        check_trained_right(str(self.path), facts, self.metrics(), copies)
 
     def status(self) -> dict[str, Any] | None:
         """The last status, or None before the first one."""

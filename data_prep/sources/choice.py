@@ -144,7 +144,8 @@ def _data(pattern: str, found: Sequence[Path], choice: Choice) -> list[Path]:
         or (records and kind(path) is TEXT)
         or (tables and path.suffix.lower() == ".json")
     ]
-    data = [path for path in found if path not in set(left_out)]
+    aside = set(left_out)
+    data = [path for path in found if path not in aside]
     if not data:
         beside = (
             f", only {_listed(left_out)}, which is taken for no data; name it itself to read it" if left_out else ""

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.sources.hub_client import HubClient, HubFile
+from data_prep.sources.base import PartFile
+from data_prep.sources.hub_client import HubClient
 from data_prep.sources.patience import Interrupted
 
 SEGMENT = 8 << 20
@@ -40,7 +41,7 @@ class Downloads:
         folder: for the files; made, and removed by ``close``.
     """
 
-    def __init__(self, client: HubClient, commit: str, files: Sequence[HubFile], first: int, folder: Path) -> None:
+    def __init__(self, client: HubClient, commit: str, files: Sequence[PartFile], first: int, folder: Path) -> None:
         self._client, self._commit, self._files, self._folder = client, commit, files, folder
         self._changed = threading.Condition()
         self._order: Iterator[Segment] = iter(())

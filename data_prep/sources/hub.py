@@ -13,7 +13,7 @@ from data_prep.sources import card, parquet
 from data_prep.sources.base import PIECE_BYTES, PartFile, Piece
 from data_prep.sources.choice import files_below
 from data_prep.sources.download import CONNECTIONS, Downloads
-from data_prep.sources.hub_client import HubClient, HubFile
+from data_prep.sources.hub_client import HubClient
 from data_prep.sources.patience import one_line
 from torchtitan_ext.errors import UserError
 
@@ -127,10 +127,9 @@ class HubSource:
         downloads = self._downloads
         if downloads is None or downloads.next != part or place:
             self.close()
-            files = [HubFile(name, file.size) for name, file in zip(self._names, self._files, strict=True)]
             folder = self._spool or Path(tempfile.gettempdir()) / f"depth-prep-{id(self)}"
             client = HubClient(self._repository, CONNECTIONS)
-            downloads = self._downloads = Downloads(client, str(self._place.commit), files, part, folder)
+            downloads = self._downloads = Downloads(client, str(self._place.commit), self._files, part, folder)
         downloads.fetch_footer(part)
         path = downloads.path(part)
         downloads.begin(part, parquet.first_byte(path, self._column, place, name))
@@ -180,4 +179,4 @@ class _Remote:
             raise UserError(f"{self._client.repository}/{name} is no Parquet file ({one_line(error)})") from error
 
     def part_file(self, name: str) -> PartFile:
-        return PartFile(name, self._files[name].size, self.commit)
+        return self._files[name]

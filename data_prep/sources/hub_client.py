@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from data_prep.sources.base import PartFile
 from data_prep.sources.patience import TEMPORARY, TIMEOUT, Patience, one_line
 from torchtitan_ext.errors import UserError
 
@@ -18,14 +18,6 @@ PLAIN = {"accept-encoding": "identity"}
 
 class _Refused(Exception):
     """Too many requests; when the next is welcome has been noted."""
-
-
-@dataclass(frozen=True)
-class HubFile:
-    """A file of a repository: its path there and its size in bytes."""
-
-    name: str
-    size: int
 
 
 class HubClient:
@@ -57,14 +49,14 @@ class HubClient:
         answer = self._get(self._api(f"revision/{quote(revision or 'main', safe='')}"), "--revision").json()
         return str(answer["sha"])
 
-    def files(self, commit: str) -> list[HubFile]:
+    def files(self, commit: str) -> list[PartFile]:
         """All files of the repository."""
         url: str | None = self._api(f"tree/{commit}?recursive=true")
-        found: list[HubFile] = []
+        found: list[PartFile] = []
         while url:
             answer = self._get(url, "--revision")
             entries: list[dict[str, Any]] = answer.json()
-            found += [HubFile(entry["path"], entry["size"]) for entry in entries if entry["type"] == "file"]
+            found += [PartFile(entry["path"], entry["size"], commit) for entry in entries if entry["type"] == "file"]
             url = answer.links.get("next", {}).get("url")
         return found
 
@@ -94,7 +86,7 @@ class HubClient:
                 tries += 1
                 self.patience.failed(tries, f"{name}: {one_line(error)}")
 
-    def footer(self, commit: str, file: HubFile) -> bytes:
+    def footer(self, commit: str, file: PartFile) -> bytes:
         """The end of a Parquet file, with all of its footer."""
         data = b"".join(self.read(commit, file.name, max(0, file.size - FOOTER_GUESS), file.size))
         length = int.from_bytes(data[-8:-4], "little") + 8

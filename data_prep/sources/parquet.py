@@ -145,10 +145,7 @@ def pieces(
         stat = path.stat()
         work_per_row = stat.st_size / metadata.num_rows
         leaf = _leaf(metadata, name, column)
-        for span in _spans(metadata, leaf):
-            if span.row + span.rows <= place:
-                continue
-            span = _behind(metadata, span, place)
+        for span in _spans_from(metadata, leaf, place):
             for group in span.groups:
                 wait(*_byte_range(metadata.row_group(group).column(leaf)))
             if span.size > GROUP_BYTES:
@@ -167,11 +164,10 @@ def first_byte(path: Path, column: str, place: int, name: str) -> int:
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(name, error) from error
     leaf = _leaf(metadata, name, column)
-    spans = (span for span in _spans(metadata, leaf) if span.row + span.rows > place)
-    span = next(spans, None)
+    span = next(_spans_from(metadata, leaf, place), None)
     if span is None:
         return path.stat().st_size
-    return _byte_range(metadata.row_group(_behind(metadata, span, place).groups[0]).column(leaf))[0]
+    return _byte_range(metadata.row_group(span.groups[0]).column(leaf))[0]
 
 
 def _leaf(metadata: pq.FileMetaData, name: str, column: str) -> int:
@@ -179,6 +175,13 @@ def _leaf(metadata: pq.FileMetaData, name: str, column: str) -> int:
     check_schema(name, metadata.schema.to_arrow_schema(), column)
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     return paths.index(column)
+
+
+def _spans_from(metadata: pq.FileMetaData, leaf: int, place: int) -> Iterator[Span]:
+    """The file's rows from row ``place`` on, divided as ``_spans`` divides them all."""
+    for span in _spans(metadata, leaf):
+        if span.row + span.rows > place:
+            yield _behind(metadata, span, place)
 
 
 def _spans(metadata: pq.FileMetaData, leaf: int) -> Iterator[Span]:

@@ -95,11 +95,17 @@ def check_contents(checkpoint: Path, files: dict[str, Listed]) -> None:
 
 def damage_of(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint as far as its files' sizes tell, naming the file; None when they are right."""
+    return listed_files(checkpoint)[1]
+
+
+def listed_files(checkpoint: Path) -> tuple[dict[str, Listed], str | None]:
+    """The files of a checkpoint, none where it is damaged, and what ``damage_of`` says of it."""
     try:
-        check_sizes(checkpoint, read_file_list(checkpoint))
+        files = read_file_list(checkpoint)
+        check_sizes(checkpoint, files)
     except Damage as damage:
-        return str(damage)
-    return None
+        return {}, str(damage)
+    return files, None
 
 
 def saved_steps(folder: str | Path) -> list[int]:

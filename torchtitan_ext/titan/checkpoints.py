@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,9 @@ from .checkpoint_files import (
     Damage,
     Listed,
     check_contents,
-    check_sizes,
     checksums,
     damage_of,
-    read_file_list,
+    listed_files,
     saved_steps,
     set_aside,
     steps_set_aside,
@@ -137,8 +137,8 @@ class Checkpoints(CheckpointManager):
         """Remove what is no longer needed now that the checkpoint of step ``written`` is whole. The one that the run
         was resumed from is among the last whole ones until there are enough newer ones."""
         steps = [step for step in saved_steps(self.folder) if step <= written]
-        whole = [step for step in steps if damage_of(Path(self._create_checkpoint_id(step))) is None]
-        kept = {*whole[-self.keep_last :], *self.milestones, written}
+        whole = (step for step in reversed(steps) if damage_of(Path(self._create_checkpoint_id(step))) is None)
+        kept = {*islice(whole, self.keep_last), *self.milestones, written}
         for step in steps:
             if step not in kept:
                 shutil.rmtree(self._create_checkpoint_id(step), ignore_errors=True)
@@ -180,7 +180,7 @@ class Checkpoints(CheckpointManager):
     def _load_if_whole(self, step: int) -> str | None:
         """Load the checkpoint of ``step``, or say what is wrong with it. Collective."""
         path = Path(self._create_checkpoint_id(step))
-        files, damage = self.ranks.by_first(lambda: _listed_files(path))
+        files, damage = self.ranks.by_first(lambda: listed_files(path))
         if damage is not None:
             return damage
         self.ranks.together(lambda: _wait_until_seen(path, files))
@@ -241,16 +241,6 @@ class Checkpoints(CheckpointManager):
         ranks, rank = dist.get_world_size(), dist.get_rank()
         writers = {name: re.match(r"__(\d+)_", name) for name in names}
         return [name for name, writer in writers.items() if (int(writer[1]) if writer else 0) % ranks == rank]
-
-
-def _listed_files(checkpoint: Path) -> tuple[dict[str, Listed], str | None]:
-    """The files of ``checkpoint``, and what their sizes say is wrong with it."""
-    try:
-        files = read_file_list(checkpoint)
-        check_sizes(checkpoint, files)
-    except Damage as damage:
-        return {}, str(damage)
-    return files, None
 
 
 def _wait_until_seen(checkpoint: Path, files: dict[str, Listed]) -> None:
