@@ -20,3 +20,9 @@ def test_the_readme_shows_every_command_and_links_to_what_exists() -> None:
         assert f"`depth {name}" in readme, name
     for target in [part.split(")")[0] for part in readme.split("](")[1:]]:
         assert target.startswith("http") or (ROOT / target).exists(), target
+
+
+def test_no_document_holds_an_unresolved_merge() -> None:
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        assert not any(line.startswith(("<<<<<<< ", ">>>>>>> ")) for line in text.splitlines()), path.name

@@ -43,6 +43,8 @@ class Training:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            # The tests may themselves run under nohup, which is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def hang_up_at(self, step: int) -> int:
