@@ -75,8 +75,7 @@ def kept_checkpoints(run: ResolvedRun) -> int:
 
 def most_checkpoints(run: ResolvedRun) -> int:
     """How many checkpoints lie on the disk at worst: those that a new one replaces are there while it is written."""
-    steps = saved_checkpoints(run)
-    return max(len(_kept(steps[:number], run)) + 1 for number in range(len(steps)))
+    return len(_kept(saved_checkpoints(run)[:-1], run)) + 1
 
 
 def _kept(steps: list[int], run: ResolvedRun) -> set[int]:

@@ -4,7 +4,7 @@ from textwrap import wrap
 
 from eval.compare.numbers import NONE, between, interval, loss, p_value, plural, ratio, signed
 from eval.compare.results import FamilyResult, GroupResult, Results
-from eval.compare.sections.words import how_judged, with_reservations, without_rows
+from eval.compare.sections.words import how_judged, loss_name, with_reservations, without_rows
 from eval.scaling.results import ScalingResult
 
 _WIDTH = 80
@@ -27,7 +27,7 @@ def main_table(results: Results) -> str:
 
 
 def _family(family: FamilyResult) -> list[str]:
-    what = "held-out loss" if family.measure == "heldout" else "training loss"
+    what = loss_name(family.measure)
     size = f"size {family.size}, " if family.size else ""
     against = f"baseline {family.baseline}" if family.baseline else "no baseline"
     lines = [*_wrapped(f"{size}{what} in nats per token, {against}"), _line(_COLUMNS)]
@@ -44,10 +44,7 @@ def _family(family: FamilyResult) -> list[str]:
 
 def _seeds(group: GroupResult) -> str:
     """``4 seeds, 2 diverged``."""
-    fates = [lost.fate for lost in group.lost]
-    return ", ".join(
-        [plural(len(group.seeds), "seed"), *(f"{fates.count(fate)} {fate}" for fate in dict.fromkeys(fates))]
-    )
+    return ", ".join([plural(len(group.seeds), "seed"), *group.fates])
 
 
 def _scaling(scaling: ScalingResult | None) -> list[str]:

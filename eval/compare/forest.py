@@ -6,6 +6,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import blended_transform_factory
 
 from eval.compare.drawing import STYLE, WIDTH, as_svg, shown
 from eval.compare.numbers import ratio
@@ -83,10 +84,7 @@ def _draw_row(figure: Figure, axes: Axes, group: GroupResult, number: int, costs
     axes.plot(mean, number + 0.2, _MARKERS.get(group.verdict, "o"), color=colour, markersize=7)
     said = f"{shown(group.label)}: {group.verdict}" + (", but…" if group.reservations else "")
     axes.text(0, number - 0.22, said, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
-    y = axes.get_position().y1 - axes.get_position().height * (number + 0.7) / round(_rows(axes, figure))
+    beside = blended_transform_factory(figure.transFigure, axes.transData)
     for place, cost in zip(_COLUMNS, costs, strict=False):
-        figure.text(place, y, ratio(group.costs[cost].ratio), ha="center", va="center", fontsize=8.5)
-
-
-def _rows(axes: Axes, figure: Figure) -> float:
-    return float(axes.get_position().height * figure.get_figheight() / _ROW)
+        said = ratio(group.costs[cost].ratio)
+        figure.text(place, number + 0.2, said, transform=beside, ha="center", va="center", fontsize=8.5)

@@ -3,9 +3,13 @@
 Text may hold ``**bold**`` and `` `code` ``. Names that come from outside go through ``name``.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+MARKUP = re.compile(r"`([^`]*)`|\*\*([^*]+)\*\*")
+"""What is marked in a text: the first group is code, the second is bold."""
 
 
 @dataclass(frozen=True)

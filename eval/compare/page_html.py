@@ -3,10 +3,9 @@
 import re
 from html import escape
 
-from eval.compare.page import Block, Bullets, Folded, Heading, Page, Pictures, Table, Text, Warning
+from eval.compare.page import MARKUP, Block, Bullets, Folded, Heading, Page, Pictures, Table, Text, Warning
 from eval.compare.palette import DARK, LIGHT
 
-_MARKUP = re.compile(r"`([^`]*)`|\*\*([^*]+)\*\*")
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 _VARIABLES = {colour: f"var(--{key})" for key, colour in LIGHT.items()}
 _STYLE = """
@@ -103,7 +102,7 @@ def _block(block: Block) -> str:
 
 def _inline(text: str) -> str:
     parts, end = [], 0
-    for match in _MARKUP.finditer(text):
+    for match in MARKUP.finditer(text):
         parts.append(escape(text[end : match.start()]))
         tag, inner = ("code", match[1]) if match[1] is not None else ("strong", match[2])
         parts.append(f"<{tag}>{escape(inner) if tag == 'code' else _inline(inner)}</{tag}>")

@@ -4,10 +4,9 @@ import csv
 import io
 import re
 
-from eval.compare.page import Table
+from eval.compare.page import MARKUP, Table
 
 FOLDER = "tables"
-_MARKUP = re.compile(r"`([^`]*)`|\*\*([^*]+)\*\*")
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -58,7 +57,7 @@ def _lines(table: Table) -> list[list[str]]:
 
 
 def _plain(cell: str) -> str:
-    return _MARKUP.sub(lambda found: found[1] if found[1] is not None else found[2], cell)
+    return MARKUP.sub(lambda found: found[1] if found[1] is not None else found[2], cell)
 
 
 def _latex(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -149,6 +150,11 @@ class GroupResult:
     def mean(self) -> float | None:
         """The difference to the baseline as well as it is known."""
         return self.difference.mean if self.difference else self.paired.mean if self.paired else None
+
+    @property
+    def fates(self) -> list[str]:
+        """How many of its runs have no final loss for each reason, such as ``2 diverged``."""
+        return [f"{number} {fate}" for fate, number in Counter(lost.fate for lost in self.lost).items()]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ runs diverged is the best one only where runs diverged at all of them.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,33 +66,34 @@ def keep_best(
     arms: dict[str, dict[float | None, tuple[Run, ...]]] = {}
     for runs in groups:
         arms.setdefault(_arm(runs[0]), {})[_rate(runs[0])] = runs
+    diverged: dict[str, Counter[float | None]] = {}
+    for out in left_out:
+        if out.known and out.fate == DIVERGED:
+            diverged.setdefault(_arm(out.known), Counter())[_rate(out.known)] += 1
     kept: list[tuple[tuple[Run, ...], Sweep | None]] = []
     for arm, by_rate in arms.items():
-        lost = [out for out in left_out if out.known and out.fate == DIVERGED and _arm(out.known) == arm]
-        tried = {rate: tuple(out for out in lost if out.known and _rate(out.known) == rate) for rate in by_rate}
-        tried |= {
-            rate: tuple(out for out in lost if out.known and _rate(out.known) == rate)
-            for out in lost
-            if out.known and (rate := _rate(out.known)) is not None and rate not in tried
-        }
-        if len(tried) < 2 or None in tried:
+        lost = diverged.get(arm, Counter())
+        tried = {rate for rate in (*by_rate, *lost) if rate is not None}
+        if len(tried) < 2 or None in by_rate:
             kept += [(runs, None) for runs in by_rate.values()]
             continue
-        sweep = _sweep(by_rate, tried)
+        sweep = _sweep(by_rate, tried, lost)
         kept.append((by_rate[sweep.best], sweep))
     return kept
 
 
-def _sweep(by_rate: Mapping[float | None, tuple[Run, ...]], tried: Mapping[float | None, tuple[LeftOut, ...]]) -> Sweep:
+def _sweep(
+    by_rate: Mapping[float | None, tuple[Run, ...]], tried: Iterable[float], diverged: Counter[float | None]
+) -> Sweep:
     read = READ[measure_of(run for runs in by_rate.values() for run in runs)]
     losses = {rate: {run.pair: read(run).final for run in runs if len(read(run))} for rate, runs in by_rate.items()}
     common = set.intersection(*(set(found) for found in losses.values()))
     rates = []
-    for rate in sorted(rate for rate in tried if rate is not None):
+    for rate in sorted(tried):
         own = losses.get(rate, {})
         values = [loss for pair, loss in own.items() if pair in common or not common]
         spread = (float(np.mean(values)), min(values), max(values)) if values else (None, None, None)
-        rates.append(Rate(rate, len(own), len(tried[rate]), *spread))
+        rates.append(Rate(rate, len(own), diverged[rate], *spread))
     best = min(
         (rate for rate in rates if rate.loss is not None), key=lambda rate: (rate.diverged > 0, rate.loss or 0.0)
     )

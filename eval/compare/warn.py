@@ -7,6 +7,8 @@ from eval.compare.run import DIVERGED, FAILED, Run
 from eval.compare.sweeps import RATE
 
 FEW_SEEDS = 3
+_RULE_OUT = (DIVERGED, FAILED)
+"""Fates of runs that leave open how high the mean loss of their group is."""
 _CALLED = {"optimizer.lr": "learning rate", "training.batch_tokens": "batch", "training.steps": "length"}
 
 
@@ -64,13 +66,12 @@ def reservations(group: Group, base: Group) -> list[Reservation]:
     """What the verdict on ``group`` must not be read without."""
     found = _unlike_reservations(group, base)
     for one, word, whose in ((group, "better", ""), (base, "worse", " of the baseline")):
-        bad = [out for out in one.lost if out.fate in (DIVERGED, FAILED)]
-        missing = [out for out in one.lost if out.fate not in (DIVERGED, FAILED)]
+        missing = [out for out in one.lost if out.fate not in _RULE_OUT]
         total = len(one.runs) + len(one.lost)
-        for fate in (DIVERGED, FAILED):
-            if count := sum(out.fate == fate for out in bad):
+        for fate in _RULE_OUT:
+            if count := sum(out.fate == fate for out in one.lost):
                 short = f"{count} of {plural(total, 'seed')}{whose} {fate}"
-                why = "; ".join(dict.fromkeys(out.why for out in bad if out.fate == fate))
+                why = "; ".join(dict.fromkeys(out.why for out in one.lost if out.fate == fate))
                 found.append(Reservation(short, f"{short}, which rules out “{word}” ({why})"))
         if missing:
             short = f"{len(missing)} of {plural(total, 'seed')}{whose} {'is' if len(missing) == 1 else 'are'} missing"
@@ -84,7 +85,7 @@ def reservations(group: Group, base: Group) -> list[Reservation]:
 
 def rules_out(group: Group) -> bool:
     """Whether runs that diverged or failed leave open how high the mean loss of ``group`` is."""
-    return any(out.fate in (DIVERGED, FAILED) for out in group.lost)
+    return any(out.fate in _RULE_OUT for out in group.lost)
 
 
 def _unlike_reservations(group: Group, base: Group) -> list[Reservation]:

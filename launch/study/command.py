@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from launch.torchrun import default_processes
 from torchtitan_ext.errors import UserError
@@ -28,8 +28,8 @@ WATCH_EVERY = 2.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="plan|run|status|drop|prune", required=True)
-    for name, (words, add) in _ACTIONS.items():
-        command = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
+    for name, action in _ACTIONS.items():
+        command = commands.add_parser(name, help=action.words, description=action.words, allow_abbrev=False)
         command.add_argument("file", help="a study file, such as train_configs/studies/cpu_demo.yaml")
         command.add_argument(
             *("--nproc", "--gpus")[: 2 if name == "plan" else 1],
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="processes of each run, with --slurm over all its nodes (default: one per GPU, shared among --jobs; "
             "without a GPU 2, or 1 with --jobs)",
         )
-        add(command)
+        action.add_arguments(command)
 
 
 def _plan_arguments(command: argparse.ArgumentParser) -> None:
@@ -84,21 +84,11 @@ def _prune_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", action="store_true", help="do it; without this it is only said what would be freed")
 
 
-_ACTIONS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "plan": ("show the runs, what they cost and what differs between them, and leave", _plan_arguments),
-    "run": ("start or continue the runs on this machine, or submit them to Slurm", _run_arguments),
-    "status": ("show how the runs stand", _status_arguments),
-    "drop": ("give a run up: it is not started again, and counts as failed in reports", _drop_arguments),
-    "prune": ("free the disk that checkpoints of ended runs take", _prune_arguments),
-}
-
-
 def run(args: argparse.Namespace) -> int:
     from torchtitan_ext.study import load_study
 
     study = load_study(args.file, args.overrides)
-    actions = {"plan": _plan, "run": _run, "status": _status, "drop": _drop, "prune": _prune}
-    return actions[args.action](args, study)
+    return _ACTIONS[args.action].act(args, study)
 
 
 def _plan(args: argparse.Namespace, study: "Study") -> int:
@@ -193,3 +183,18 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+class _Action(NamedTuple):
+    words: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    act: Callable[[argparse.Namespace, "Study"], int]
+
+
+_ACTIONS = {
+    "plan": _Action("show the runs, what they cost and what differs between them, and leave", _plan_arguments, _plan),
+    "run": _Action("start or continue the runs on this machine, or submit them to Slurm", _run_arguments, _run),
+    "status": _Action("show how the runs stand", _status_arguments, _status),
+    "drop": _Action("give a run up: it is not started again, and counts as failed in reports", _drop_arguments, _drop),
+    "prune": _Action("free the disk that checkpoints of ended runs take", _prune_arguments, _prune),
+}

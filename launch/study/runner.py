@@ -66,8 +66,10 @@ class Runner:
         look_at = report_at = 0.0
         while not self.stopping:
             if self._reap() or time.monotonic() >= look_at:
-                self._solve(self._look())
-                others = self._start(self._look())
+                states = self._look()
+                if self._solve(states):
+                    states = self._look()
+                others = self._start(states)
                 look_at = time.monotonic() + LOOK_EVERY
                 if not self.jobs and not others:
                     return
@@ -81,8 +83,8 @@ class Runner:
     def _look(self) -> dict[str, RunState]:
         return self.states.look(self.plan.runs, frozenset(self.queue.others()))
 
-    def _solve(self, states: dict[str, RunState]) -> None:
-        """Plan again when the runs whose step times were missing have ended."""
+    def _solve(self, states: dict[str, RunState]) -> bool:
+        """Plan again when the runs whose step times were missing have ended; says whether it did."""
         unsolved = [
             run
             for run in self.plan.runs
@@ -92,7 +94,7 @@ class Runner:
             and states[run.name].state == "ready"
         ]
         if not unsolved:
-            return
+            return False
         problem = "there are no step times"
         try:
             self.plan = plan_study(self.study, self.processes)
@@ -101,6 +103,7 @@ class Runner:
         for run in unsolved:
             if self.plan.run(run.name).command is None:
                 self.given_up[run.name] = f"cannot be solved from {', '.join(run.after)}: {problem}"
+        return True
 
     def _start(self, states: dict[str, RunState]) -> list[RunState]:
         """Start what there is a place for; returns the runs that others train or that wait in Slurm's queue."""

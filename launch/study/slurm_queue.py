@@ -7,7 +7,7 @@ numbers.
 
 import fcntl
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,11 +101,12 @@ def submit_runs(plan: Plan, *, script: Path, sbatch_options: Sequence[str], at_m
     environment = {"NPROC_PER_NODE": str(each), "PROCESSES": str(plan.ranks)}
     jobs = JobList(plan.study.folder)
     with jobs.only_one():
-        live = len({job for job, _ in jobs.live().values()})
-        for run, step in _open_runs(plan, jobs):
+        live = jobs.live()
+        queued = len({job for job, _ in live.values()})
+        for run, step in _open_runs(plan, live):
             assert run.command is not None
-            if at_most is not None and live >= at_most:
-                print(f"{run.name}  is left for later: {live} jobs are in the queue")
+            if at_most is not None and queued >= at_most:
+                print(f"{run.name}  is left for later: {queued} jobs are in the queue")
                 continue
             job = submit(
                 run.command.arguments,
@@ -116,7 +117,7 @@ def submit_runs(plan: Plan, *, script: Path, sbatch_options: Sequence[str], at_m
                 environment=environment,
             )
             jobs.add({run.name: job})
-            live += 1
+            queued += 1
             print(f"{run.name}  submitted as job {job}" + (f", from step {step}" if step else ""))
 
 
@@ -138,7 +139,7 @@ def submit_packed(
     folder = plan.study.folder
     jobs = JobList(folder)
     with jobs.only_one():
-        names = [run.name for run, _ in _open_runs(plan, jobs)]
+        names = [run.name for run, _ in _open_runs(plan, jobs.live())]
         packs = [names[first : first + per_node] for first in range(0, len(names), per_node)]
         if not packs:
             return
@@ -160,9 +161,9 @@ def submit_packed(
                 print(f"{name}  submitted as job {array}_{task}")
 
 
-def _open_runs(plan: Plan, jobs: JobList) -> Iterable[tuple[PlannedRun, int]]:
-    """The runs to be submitted, with the step that each has reached; says how the others stand."""
-    live = jobs.live()
+def _open_runs(plan: Plan, live: Mapping[str, tuple[str, str]]) -> Iterable[tuple[PlannedRun, int]]:
+    """The runs to be submitted, with the step that each has reached; says how the others stand. ``live``: as
+    ``JobList.live`` gives it."""
     states = States().look(plan.runs, frozenset(live))
     found = []
     for run in plan.runs:

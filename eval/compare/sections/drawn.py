@@ -7,6 +7,7 @@ from eval.compare.page import Block, Folded, Heading, Picture, Pictures, Text, n
 from eval.compare.pictures import cost_picture, difference_picture, loss_picture
 from eval.compare.results import FamilyResult
 from eval.compare.run import AXES
+from eval.compare.sections.words import loss_name
 
 _CUT = "The first tenth of training is left out."
 _COSTS = ("step_seconds", "peak_memory_gib", "flops_per_token")
@@ -43,7 +44,7 @@ def picture_blocks(family: FamilyResult, key: str) -> list[Block]:
                 "learning rate falls first, the difference rises for a while whatever the variant is worth."
             )
             blocks += [Heading("Difference over training", 3), Text(explained), Pictures(gains)]
-    losses = _losses(family, key, "curves", "held-out loss" if family.measure == "heldout" else "training loss")
+    losses = _losses(family, key, "curves", loss_name(family.measure))
     if losses:
         explained = f"Mean over the seeds; the shade spans the lowest and the highest seed. {_CUT}"
         blocks += [Heading("Loss over training", 3), Text(explained), Pictures(losses)]

@@ -9,6 +9,7 @@ from eval.compare.page import Block, Heading, Picture, Pictures, Table, Text, Wa
 from eval.compare.provenance import said
 from eval.compare.results import FamilyResult, GroupResult, Results
 from eval.compare.sections.short import short_blocks
+from eval.compare.sections.words import loss_name
 
 
 def first_blocks(results: Results) -> list[Block]:
@@ -24,7 +25,7 @@ def first_blocks(results: Results) -> list[Block]:
 
 
 def _caption(family: FamilyResult) -> str:
-    what = "held-out loss" if family.measure == "heldout" else "training loss"
+    what = loss_name(family.measure)
     size = f" at size {name(family.size)}" if family.size else ""
     return f"Final {what}{size} less that of {name(family.baseline)}."
 
@@ -93,11 +94,10 @@ def _cell(group: GroupResult | None) -> str:
 def _provenance(results: Results) -> list[Block]:
     keys = list(dict.fromkeys(key for family in results.families for key in family.provenance))
     by_key = {key: [said(family.provenance.get(key, [])) for family in results.families] for key in keys}
-    known = by_key
     titles = [name(family.size) if family.size else "value" for family in results.families]
-    if all(len(set(cells)) == 1 for cells in known.values()):
-        titles, known = ["value"], {key: cells[:1] for key, cells in known.items()}
-    rows = [[key, *(name(cell) for cell in cells)] for key, cells in known.items()]
+    if all(len(set(cells)) == 1 for cells in by_key.values()):
+        titles, by_key = ["value"], {key: cells[:1] for key, cells in by_key.items()}
+    rows = [[key, *(name(cell) for cell in cells)] for key, cells in by_key.items()]
     return [
         Heading("Where these runs come from", 2),
         Table("provenance", ["what", *titles], rows, range(1, len(titles) + 1)),

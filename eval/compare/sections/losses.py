@@ -4,12 +4,12 @@ from eval.compare.judging import MOST_SEEDS
 from eval.compare.numbers import COST_TITLES, NONE, cost, half_width, interval, loss, p_value, plural, ratio, signed
 from eval.compare.page import Block, Bullets, Folded, Heading, Table, Text, name
 from eval.compare.results import UNDECIDED, FamilyResult, GroupResult
-from eval.compare.sections.words import how_judged, with_reservations
+from eval.compare.sections.words import how_judged, loss_name, with_reservations
 from eval.compare.statistics import LEVEL
 
 
 def loss_blocks(family: FamilyResult, comparisons: int) -> list[Block]:
-    what = "held-out loss" if family.measure == "heldout" else "training loss"
+    what = loss_name(family.measure)
     blocks: list[Block] = [Heading(f"Final {what}", 3), _main_table(family)]
     if family.baseline:
         blocks.append(Bullets(_main_columns(family, comparisons)))
@@ -35,8 +35,7 @@ def _main_table(family: FamilyResult) -> Table:
 
 
 def _main_row(group: GroupResult, family: FamilyResult) -> list[str]:
-    fates = [lost.fate for lost in group.lost]
-    seeds = " + ".join([str(len(group.seeds)), *(f"{fates.count(fate)} {fate}" for fate in dict.fromkeys(fates))])
+    seeds = " + ".join([str(len(group.seeds)), *group.fates])
     row, label = [loss(group.loss), seeds], name(group.label)
     if family.baseline is None:
         return [label, *row]

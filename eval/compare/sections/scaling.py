@@ -3,6 +3,7 @@
 from eval.compare.numbers import NONE, between, large, loss, ratio
 from eval.compare.page import Block, Bullets, Heading, Picture, Pictures, Table, Text, name
 from eval.compare.pictures import scaling_picture
+from eval.compare.sections.words import loss_name
 from eval.scaling.ladder import COMPUTE
 from eval.scaling.results import Gain, Interval, LadderResult, ScalingResult
 
@@ -12,7 +13,7 @@ _SYMBOLS = {"alpha": "α", "beta": "β", "gamma": "γ"}
 def scaling_blocks(scaling: ScalingResult | None) -> list[Block]:
     if scaling is None:
         return []
-    measure = "held-out loss" if scaling.measure == "heldout" else "training loss"
+    measure = loss_name(scaling.measure)
     fitted = [ladder for ladder in scaling.ladders if ladder.constants]
     blocks: list[Block] = [Heading("Scaling over sizes")]
     refused = [f"{name(ladder.label)}: no law, {ladder.why_not}." for ladder in scaling.ladders if ladder.why_not]

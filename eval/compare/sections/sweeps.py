@@ -4,6 +4,7 @@ from eval.compare.numbers import NONE, loss
 from eval.compare.page import Block, Bullets, Heading, Picture, Pictures, Table, name
 from eval.compare.pictures import sweep_picture
 from eval.compare.results import FamilyResult, SweepResult
+from eval.compare.sections.words import loss_name
 from eval.compare.sweeps import Rate
 
 
@@ -11,7 +12,7 @@ def sweep_blocks(family: FamilyResult, key: str) -> list[Block]:
     """Nothing where nothing was swept. ``key`` starts the names of the picture files."""
     if not family.sweeps:
         return []
-    measure = "held-out loss" if family.measure == "heldout" else "training loss"
+    measure = loss_name(family.measure)
     rows = [_row(swept, rate) for swept in family.sweeps for rate in swept.sweep.rates]
     picture = Picture(f"{key}-sweep", sweep_picture(family, measure), f"Final {measure} against the learning rate.")
     return [

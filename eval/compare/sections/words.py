@@ -10,6 +10,11 @@ WHOLE = 0.98
 """A loss read at this share of a run or later is taken for its final one."""
 
 
+def loss_name(measure: str) -> str:
+    """What the losses of a family are called."""
+    return "held-out loss" if measure == "heldout" else "training loss"
+
+
 def is_equal(found: AtEqual) -> bool:
     """Whether both whole runs cost the same, so that their final losses are the comparison."""
     return found.spent is not None and WHOLE <= found.spent <= 1 / WHOLE
