@@ -8,8 +8,12 @@ folders:
   the same options in its run file is refused, as any other model would be.
 - Where the processes did not divide the rows of a tied embedding, one of its two copies was never updated
   (``titan/parallelize.py`` says why). Checkpoints of such runs hold weights that the model did not train with.
+
+In formats 1 and 2 of early versions a layer has one module, ``link``, for what it learns about depth; today each of its
+two sublayers has a connection.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -49,6 +53,23 @@ _MEANT: dict[str, dict[str, Any]] = {
 
 RETIRED_KEYS = {"optimizer.decay_depth_parameters": False}
 """Keys that a recorded run file may have, with the value that says nothing today: parameter groups took their place."""
+
+
+_MOVED = (
+    # A gate with weights is W_gm; one without is a scalar, of which the optimizer has settings such as weight_decay.
+    (re.compile(r"\.link\.gate\.(?=(weight|bias)(\.|$))"), ".feed_forward_connection.gate."),
+    (re.compile(r"\.link\.feed_forward_kv\."), ".feed_forward_connection.key_value."),
+    (re.compile(r"\.link\."), ".attention_connection."),
+)
+"""Where the parameters of a layer's ``link`` are today; the first that matches counts."""
+
+
+def todays_name(stored: str) -> str:
+    """The name that a parameter, or what an optimizer remembers of one, has today."""
+    for pattern, today in _MOVED:
+        if pattern.search(stored):
+            return pattern.sub(today, stored)
+    return stored
 
 
 def upgraded(facts: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Group:
     Attributes:
         name: what the run file calls the group.
         pattern: regular expression found in the full names of its parameters and in no other's, such as
-            ``r"\\.link\\.mix$"``.
+            ``r"_connection\\.mix$"``.
         parameters: how many numbers these parameters hold.
         lr, weight_decay: absolute values; None where the factor counts.
         lr_factor, weight_decay_factor: factors on the run's peak learning rate and on its weight decay.

@@ -15,6 +15,7 @@ from torchtitan_ext.depth.build import ROPE_THETA, decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.sizes import Shape, shape_of
+from torchtitan_ext.titan.graphs import compile_layers
 
 VOCABULARY = 67
 NORM_EPS = 1e-5
@@ -38,7 +39,7 @@ def build(variant: Variant, shape: Shape | None = None, *, documents: bool = Fal
     model = config.build()
     model.init_states()
     for name, parameter in model.named_parameters():
-        if ".link." in name or name.startswith("stream."):
+        if "_connection." in name or name.startswith("stream."):
             generator = torch.Generator().manual_seed(crc32(name.encode()))
             parameter.data += moved * torch.randn(parameter.shape, generator=generator)
     return model
@@ -209,7 +210,7 @@ class Checks:
                 assert parameter.grad.isfinite().all(), name
 
     def compiles(self, variant: Variant, layers: int = 5, deeper: int = 9) -> None:
-        """Each region, as one full graph, gives what it gives eagerly, and a deeper model needs no further graph."""
+        """Compiled it gives what it gives eagerly, and a deeper model needs no further graph."""
         graphs = 0
 
         def count(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -219,9 +220,7 @@ class Checks:
 
         def compile_and_compare(model: DepthDecoder) -> None:
             loss, gradients = gradients_of(model)
-            for layer in model.layers.values():
-                for region in (*layer.regions, *layer.kernels):
-                    setattr(layer, region, torch.compile(getattr(layer, region), backend=count, fullgraph=True))
+            compile_layers(model, count)
             compiled_loss, compiled_gradients = gradients_of(model)
             torch.testing.assert_close(compiled_loss, loss, rtol=1e-6, atol=0)
             for name, gradient in gradients.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchtitan_ext.depth.controls import EMBEDDING_EPS, NAMED, ResidualScalars, ValueResidual
-from torchtitan_ext.depth.skips import CacheLink, MidContext, MidSkip
+from torchtitan_ext.depth.skips import CacheConnection, MidContext, MidSkip
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import SIZES
@@ -29,7 +29,10 @@ def residual_scalars(slow: Any, tokens: torch.Tensor, positions: Sequence[int], 
         x = x / (x.square().mean(-1, keepdim=True) + EMBEDDING_EPS).sqrt()
     first = x
     for i in range(slow.shape.layers):
-        x = slow.of(i, "link.residual_scale") * x + slow.of(i, "link.embedding_scale") * first
+        x = (
+            slow.of(i, "attention_connection.residual_scale") * x
+            + slow.of(i, "attention_connection.embedding_scale") * first
+        )
         x = layer_of(slow, i, x, positions)
     return slow.logits(x)
 
@@ -55,12 +58,16 @@ def value_residual(
 
 
 def learned_share(slow: Any, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return slow.of(i, "link.mix"), 1 - slow.of(i, "link.mix")
+    return slow.of(i, "attention_connection.mix"), 1 - slow.of(i, "attention_connection.mix")
+
+
+def learned_both(slow: Any, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return slow.of(i, "attention_connection.first_scale"), slow.of(i, "attention_connection.own_scale")
 
 
 VALUE_FORMS: dict[str, Weights] = {
     "constant": lambda slow, i: (2, 1),
-    "learnable": lambda slow, i: (slow.of(i, "link.first_scale"), slow.of(i, "link.own_scale")),
+    "learnable": learned_both,
     "sparse": lambda slow, i: (5, 1) if i in (4, 5, 6) else (0, 1),  # 3/8 of 7 layers are 2.6
     "learned_share": learned_share,
 }
@@ -73,7 +80,7 @@ def mid_skip(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torch
         x = layer_of(slow, i, x, positions)
     cached = x
     x = layer_of(slow, 3, x, positions)
-    x = x + cached / (1 + (-slow.of(4, "link.gate")).exp())
+    x = x + cached / (1 + (-slow.of(4, "attention_connection.gate")).exp())
     for i in (4, 5, 6):
         x = layer_of(slow, i, x, positions)
     return slow.logits(x)
@@ -218,8 +225,8 @@ def test_deep_models_have_finite_gradients(checks: Any, name: str, layers: int, 
 def test_shares_of_the_depth_fit_every_size(checks: Any, name: str, size: str) -> None:
     shape = checks.small_shape(SIZES[size].layers)
     NAMED[name].check(shape)
-    links = [NAMED[name].link(shape, i) for i in range(shape.layers)]
-    assert sum(isinstance(link, CacheLink.Config) for link in links) == 1
+    caching = [isinstance(NAMED[name].connections(shape, i)[1], CacheConnection.Config) for i in range(shape.layers)]
+    assert sum(caching) == 1
 
 
 @pytest.mark.parametrize(

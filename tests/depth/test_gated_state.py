@@ -32,7 +32,7 @@ def written_out(
         q, k, v = slow.qkv(i, slow.norm(x, slow.of(i, "attention_norm.weight")))
         added = None
         if i > 0 and "multiply" not in inject:
-            added = (m.detach() if cut else m) @ slow.of(i, "link.projection.weight").T
+            added = (m.detach() if cut else m) @ slow.of(i, "attention_connection.projection.weight").T
         if inject == "key_value":
             width = slow.shape.kv_heads * slow.shape.head_dim
             if added is not None:
@@ -49,9 +49,9 @@ def written_out(
         x = x + y
         h = slow.norm(x, slow.of(i, "ffn_norm.weight"))
         if i < layers - 1:
-            both = h @ slow.of(i, "link.gate.weight").T
-            if f"layers.{i}.link.gate.bias" in slow.weights:
-                both = both + slow.of(i, "link.gate.bias")
+            both = h @ slow.of(i, "feed_forward_connection.gate.weight").T
+            if f"layers.{i}.feed_forward_connection.gate.bias" in slow.weights:
+                both = both + slow.of(i, "feed_forward_connection.gate.bias")
             g = 1 / (1 + (-both[:, : slow.shape.width]).exp())
             c = both[:, slow.shape.width :].tanh()
             m = g * m + (1 - g) * c
@@ -76,10 +76,10 @@ def test_a_projection_that_starts_at_zero_is_the_standard_model_to_the_bit(check
 def test_matrices_start_as_in_the_published_code(checks: Any) -> None:
     """Normal with standard deviation 0.02, here cut off at three of them, which takes 1.3% off; no biases."""
     model = checks.build(NAMED["m_gate_kv"], checks.small_shape(4, width=128))
-    added = {name: parameter for name, parameter in model.named_parameters() if ".link." in name}
+    added = {name: parameter for name, parameter in model.named_parameters() if "_connection." in name}
     assert set(added) == {
-        *(f"layers.{i}.link.projection.weight" for i in (1, 2, 3)),
-        *(f"layers.{i}.link.gate.weight" for i in (0, 1, 2)),
+        *(f"layers.{i}.attention_connection.projection.weight" for i in (1, 2, 3)),
+        *(f"layers.{i}.feed_forward_connection.gate.weight" for i in (0, 1, 2)),
     }
     for parameter in added.values():
         assert parameter.std().item() == pytest.approx(0.02 * 0.9866, rel=0.03)
@@ -116,15 +116,15 @@ def test_detaching_removes_the_gradient_across_layers_and_no_other(checks: Any) 
             else:
                 torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
     for i in range(shape.layers - 1):
-        assert cut[f"layers.{i}.link.gate.weight"] is None
-        assert whole[f"layers.{i}.link.gate.weight"].abs().max() > 0
+        assert cut[f"layers.{i}.feed_forward_connection.gate.weight"] is None
+        assert whole[f"layers.{i}.feed_forward_connection.gate.weight"].abs().max() > 0
     assert not torch.equal(cut["layers.0.feed_forward.w1.weight"], whole["layers.0.feed_forward.w1.weight"])
 
 
 def test_the_gate_of_the_detached_control_is_not_trained(checks: Any) -> None:
     trained = {n for n, p in checks.build(EVERY["m_gate_kv_detached"]).named_parameters() if p.requires_grad}
     everything = {n for n, _ in checks.build(EVERY["m_gate_kv"]).named_parameters()}
-    assert everything - trained == {f"layers.{i}.link.gate.weight" for i in range(3)}
+    assert everything - trained == {f"layers.{i}.feed_forward_connection.gate.weight" for i in range(3)}
 
 
 def test_multiplying_silences_attention_and_one_plus_m_does_not(checks: Any) -> None:
@@ -154,8 +154,8 @@ def test_gates_are_noted_from_the_first_layer_to_the_last_but_one(checks: Any) -
     model = checks.build(EVERY["biased"])
     biases = (-1.0, 0.0, 2.0)
     for layer, bias in zip(model.layers.values(), biases, strict=False):
-        layer.link.gate.weight.data.zero_()
-        layer.link.gate.bias.data.fill_(bias)
+        layer.feed_forward_connection.gate.weight.data.zero_()
+        layer.feed_forward_connection.gate.bias.data.fill_(bias)
     with listening() as notes:
         model(checks.tokens_of())
     expected = [1 / (1 + math.exp(-bias)) for bias in biases]

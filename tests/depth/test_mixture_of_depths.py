@@ -37,7 +37,7 @@ def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torc
         cache = [*cache, (k, v)]
         x = slow.norm(x + attended, slow.of(i, "attention_norm.weight"))
         if i < slow.shape.layers - 1:  # nobody reads what the last one would write
-            key, value = (x @ half.T for half in slow.of(i, "link.feed_forward_kv.weight").chunk(2))
+            key, value = (x @ half.T for half in slow.of(i, "feed_forward_connection.key_value.weight").chunk(2))
             cache = [*cache, (key.unflatten(-1, k.shape[1:]), value.unflatten(-1, k.shape[1:]))]
         x = slow.norm(x + slow.feed_forward(i, x), slow.of(i, "ffn_norm.weight"))
     return slow.logits(x)
@@ -62,7 +62,7 @@ def written_out(slow: Any, tokens: torch.Tensor, positions: Sequence[int], varia
         if i % variant.write_every == 0 and i < slow.shape.layers - 1:
             written.append((turned if variant.rotated_keys else k, v))
             if variant.feed_forward_writes:
-                both = h @ slow.of(i, "link.feed_forward_kv.weight").T
+                both = h @ slow.of(i, "feed_forward_connection.key_value.weight").T
                 key, value = both.unflatten(-1, (2, *k.shape[1:])).unbind(1)
                 written.append((slow.rotate(key, positions) if variant.rotated_keys else key, value))
         x = joined(x, slow.feed_forward(i, h), ffn_norm)
@@ -81,7 +81,7 @@ def test_equals_the_definition(checks: Any, name: str) -> None:
 def test_the_first_layer_of_the_pre_norm_form_is_the_standard_one_to_the_bit(checks: Any) -> None:
     tokens = checks.tokens_of()
     model, standard = checks.build(NAMED["moda_pre_norm"]), checks.build(Variant())
-    x, keys, values = model.layers["0"](model.stream.start(model.tok_embeddings(tokens)), None)
+    x, keys, values, _ = model.layers["0"](model.stream.start(model.tok_embeddings(tokens)), None)
     assert torch.equal(x, standard.layers["0"](standard.tok_embeddings(tokens), None))
     assert len(keys) == len(values) == 2
     assert not torch.equal(model(tokens), standard(tokens))

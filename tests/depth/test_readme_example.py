@@ -61,4 +61,4 @@ def test_it_trains(example: Any) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.5
-    assert all(layer.link.scale.item() != 1.0 for layer in model.layers.values())
+    assert all(part.scale.item() != 1.0 for layer in model.layers.values() for part in layer.connections)

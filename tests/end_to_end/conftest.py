@@ -92,10 +92,13 @@ class Launch:
 @pytest.fixture(scope="session")
 def train_many(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, RunFolder]]:
     """``train_many({name: overrides}, ranks=2)`` trains all these runs in one launch and returns their folders;
-    ``prepare(name, folder)`` may fill a run's folder first."""
+    ``prepare(name, folder)`` may fill a run's folder first; ``file`` may be another run file."""
 
     def train(
-        runs: dict[str, list[str]], ranks: int = 2, prepare: Callable[[str, Path], None] | None = None
+        runs: dict[str, list[str]],
+        ranks: int = 2,
+        prepare: Callable[[str, Path], None] | None = None,
+        file: Path = run_file,
     ) -> dict[str, RunFolder]:
         base = tmp_path_factory.mktemp("many")
         folders = {name: base / name for name in runs}
@@ -106,7 +109,7 @@ def train_many(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         worker = Path(__file__).with_name("many_runs.py")
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
-            *(str(worker), str(run_file), str(base / "runs.json")),
+            *(str(worker), str(file), str(base / "runs.json")),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=len(runs) * TIMEOUT)

@@ -94,7 +94,7 @@ def test_what_a_variant_learns_about_depth_is_fp32_in_the_forward_pass(variant: 
 
     def look(*_: object) -> None:
         for name, parameter in model.named_parameters():
-            if name.startswith("stream.") or ".link." in name:
+            if name.startswith("stream.") or "_connection." in name:
                 seen[name] = parameter.dtype
         seen["matrix"] = model.lm_head.weight.dtype
 
@@ -111,7 +111,7 @@ def test_what_a_variant_learns_about_depth_is_fp32_in_the_forward_pass(variant: 
 def test_matrices_of_a_gate_are_in_the_precision_of_the_run() -> None:
     model, dims = sharded("m_gate_kv")
     seen: set[torch.dtype] = set()
-    gate = model.layers["1"].link.gate
+    gate = model.layers["1"].feed_forward_connection.gate
     gate.register_forward_pre_hook(lambda *_: seen.add(gate.weight.dtype))
     step(model, dims)
     assert seen == {torch.bfloat16}
@@ -122,10 +122,10 @@ def test_a_scalar_keeps_digits_that_bf16_does_not_have() -> None:
     starts: list[float] = []
     for scale in (1.003, 1.0):
         model, dims = sharded("residual_scalars")
-        link = model.layers["0"].link
+        connection = model.layers["0"].attention_connection
         with torch.no_grad():
-            link.residual_scale.to_local().fill_(0.0)
-            link.embedding_scale.to_local().fill_(scale)
+            connection.residual_scale.to_local().fill_(0.0)
+            connection.embedding_scale.to_local().fill_(scale)
         entered: list[torch.Tensor] = []
         model.layers["0"].attention_norm.register_forward_pre_hook(lambda _m, inputs, e=entered: e.append(inputs[0]))
         step(model, dims)

@@ -41,10 +41,10 @@ what is done:
   full form with such sources at 36 layers (WANDB_RUNS.md of its code).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,10 +57,10 @@ from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
 from . import initial
-from .depth_plan import DepthPlan, Place, Read
+from .connection import Connection, Stream
+from .depth_plan import Place, Read
 from .depth_read_options import DepthReadOptions
 from .observe import note
-from .state import Link, Site, Stream
 
 ROTARY_BASE = 10_000.0
 """RoPE's base (arXiv 2104.09864, section 3.2.2): wavelengths from 6 outputs to more than any model has (choice)."""
@@ -73,8 +73,6 @@ class DepthState(NamedTuple):
         finished: the embedding, then the sum of the outputs of each finished block, or what else stands for it.
         partial: the sum of the outputs of the unfinished block; None when there are none, or nothing needs it.
         recent: the most recent outputs, oldest first.
-        inside: between the two sublayers of a layer that reads once, what it read and what attention made of it; else
-            None.
         running: the embedding plus everything added since, where the read goes beside it; else None.
         found: what the next reads find in the finished blocks, that of the next one first; empty where each read looks
             at them for itself.
@@ -83,9 +81,15 @@ class DepthState(NamedTuple):
     finished: tuple[torch.Tensor, ...]
     partial: torch.Tensor | None = None
     recent: tuple[torch.Tensor, ...] = ()
-    inside: tuple[torch.Tensor, torch.Tensor] | None = None
     running: torch.Tensor | None = None
     found: tuple[Found, ...] = ()
+
+
+Carry = tuple[DepthState, torch.Tensor]
+"""The state and what was read from it."""
+
+InLayer = tuple[DepthState, torch.Tensor, torch.Tensor]
+"""Between the two sublayers of a layer that reads once: the state, the feed-forward's input, attention's output."""
 
 
 class DepthStream(Stream):
@@ -136,6 +140,30 @@ class DepthStream(Stream):
         if self.variant.value_map:
             h_BTD = F.linear(h_BTD, self.value_map.to(h_BTD.dtype))
         return h_BTD if state.running is None else state.running + h_BTD
+
+    def write(
+        self, state: DepthState, outputs: int, x_BTD: torch.Tensor, y_BTD: torch.Tensor, added_BTD: torch.Tensor
+    ) -> DepthState:
+        """The state with one output more than ``outputs``: ``added_BTD``, all that was added to what was read, or with
+        sources that are states what a sublayer with the input ``x_BTD`` and the output ``y_BTD`` leaves behind."""
+        plan = self.plan
+        output_BTD = x_BTD + y_BTD if self.variant.source_kind == "state" else added_BTD
+        running = None if state.running is None else state.running + added_BTD
+        outputs, found = outputs + 1, state.found[1:]
+        finished, partial = state.finished, None
+        done = outputs % plan.block_size == 0
+        if self.variant.block_summary == "alternating":
+            if done:
+                assert running is not None
+                finished = (*finished, running - finished[-1])
+        else:
+            partial = output_BTD if state.partial is None else state.partial + output_BTD
+            if done:
+                finished, partial = (*finished, partial), None
+        if plan.begins_group(outputs):
+            found = self.look_ahead(finished, outputs)
+        recent = (*state.recent, output_BTD)[-plan.window :] if plan.window else ()
+        return DepthState(finished, partial, recent, running=running, found=found)
 
     def _attend(self, sources: list[torch.Tensor], query: DepthQuery, read: Read, state: DepthState) -> torch.Tensor:
         if not state.found:
@@ -211,58 +239,69 @@ class DepthStream(Stream):
         return F.linear(x_BTD, self.query_down[read.row].to(x_BTD.dtype)) * (rms_BT1.square() + EPS).rsqrt()
 
 
-class DepthLink(Link):
-    """One layer's reads and writes."""
+class DepthConnection(Connection):
+    """One read and one write. ``outputs``: how many outputs there are when the sublayer reads."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Link.Config):
-        layer: int
-
-    in_sublayers: ClassVar[bool] = True
+    class Config(Connection.Config):
+        outputs: int
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.layer = config.layer
+        self.outputs = config.outputs
         self._stream: tuple[DepthStream, ...] = ()
 
-    def connect(self, stream: Stream) -> None:
+    def connect(self, stream: Stream, norm: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().connect(stream, norm)
         assert isinstance(stream, DepthStream)
         self._stream = (stream,)
 
-    def read(self, state: DepthState, site: Site) -> torch.Tensor:
-        if state.inside is not None:
-            h_BTD, a_BTD = state.inside
-            return h_BTD + a_BTD
-        (stream,) = self._stream
-        return stream.read(state, self._outputs(stream.plan, site))
 
-    def write(self, state: DepthState, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> DepthState:
-        (stream,) = self._stream
-        plan = stream.plan
-        if plan.outputs_per_layer == 1 and site is Site.ATTENTION:
-            return state._replace(inside=(x_BTD, y_BTD))
-        added_BTD = y_BTD if state.inside is None else state.inside[1] + y_BTD
-        output_BTD = x_BTD + y_BTD if stream.variant.source_kind == "state" else added_BTD
-        running = None if state.running is None else state.running + added_BTD
-        outputs, found = self._outputs(plan, site) + 1, state.found[1:]
-        finished, partial = state.finished, None
-        done = outputs % plan.block_size == 0
-        if stream.variant.block_summary == "alternating":
-            if done:
-                assert running is not None
-                finished = (*finished, running - finished[-1])
-        else:
-            partial = output_BTD if state.partial is None else state.partial + output_BTD
-            if done:
-                finished, partial = (*finished, partial), None
-        if plan.begins_group(outputs):
-            found = stream.look_ahead(finished, outputs)
-        recent = (*state.recent, output_BTD)[-plan.window :] if plan.window else ()
-        return DepthState(finished, partial, recent, running=running, found=found)
+class SublayerRead(DepthConnection):
+    """A sublayer that reads for itself."""
 
-    def _outputs(self, plan: DepthPlan, site: Site) -> int:
-        """How many outputs there are when the sublayer at ``site`` reads."""
-        return plan.outputs_per_layer * self.layer + (site is Site.FEED_FORWARD and plan.outputs_per_layer == 2)
+    @dataclass(kw_only=True, slots=True)
+    class Config(DepthConnection.Config):
+        pass
+
+    def open(self, state: DepthState) -> tuple[torch.Tensor, Carry]:
+        h_BTD = self._stream[0].read(state, self.outputs)
+        return h_BTD, (state, h_BTD)
+
+    def close(self, carry: Carry, y_BTD: torch.Tensor) -> DepthState:
+        state, h_BTD = carry
+        return self._stream[0].write(state, self.outputs, h_BTD, y_BTD, y_BTD)
+
+
+class LayerRead(DepthConnection):
+    """The attention of a layer that reads once: its feed-forward gets what attention made of that."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(DepthConnection.Config):
+        pass
+
+    def open(self, state: DepthState) -> tuple[torch.Tensor, Carry]:
+        h_BTD = self._stream[0].read(state, self.outputs)
+        return h_BTD, (state, h_BTD)
+
+    def close(self, carry: Carry, y_BTD: torch.Tensor) -> InLayer:
+        state, h_BTD = carry
+        return state, h_BTD + y_BTD, y_BTD
+
+
+class LayerWrite(DepthConnection):
+    """The feed-forward of such a layer: what both sublayers made is one output."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(DepthConnection.Config):
+        pass
+
+    def open(self, state: InLayer) -> tuple[torch.Tensor, InLayer]:
+        return state[1], state
+
+    def close(self, carry: InLayer, y_BTD: torch.Tensor) -> DepthState:
+        state, x_BTD, attention_BTD = carry
+        return self._stream[0].write(state, self.outputs, x_BTD, y_BTD, attention_BTD + y_BTD)
 
 
 def _note_weights(sources: Sequence[torch.Tensor], query: DepthQuery) -> None:
@@ -291,8 +330,10 @@ def _rotate(vectors_mK: torch.Tensor, distances: Sequence[int]) -> torch.Tensor:
 class AttentionOverDepth(DepthReadOptions):
     """A depth read for every layer or sublayer; ``DepthReadOptions`` has the options."""
 
-    def link(self, shape: Shape, layer: int) -> DepthLink.Config:
-        return DepthLink.Config(layer=layer)
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
+        if self.plan(shape).outputs_per_layer == 1:
+            return LayerRead.Config(outputs=layer), LayerWrite.Config(outputs=layer)
+        return SublayerRead.Config(outputs=2 * layer), SublayerRead.Config(outputs=2 * layer + 1)
 
     def stream(self, shape: Shape) -> DepthStream.Config:
         initialisers = {

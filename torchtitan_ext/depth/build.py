@@ -13,7 +13,8 @@ from torchtitan_ext.recipe import EMBEDDING_STD, INIT_STD, residual_std
 from torchtitan_ext.sizes import Shape
 
 from . import initial
-from .decoder import DepthDecoder
+from .decoder import DepthDecoder, DepthLayer
+from .staged_attention import StagedAttention
 from .variant import Variant
 
 ROPE_THETA = 500_000.0
@@ -47,7 +48,7 @@ def decoder_config(
         ),
         norm=_norm(shape),
         lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
-        layers=[variant.layer(shape, i, _parts(shape, inner_attention)) for i in range(shape.layers)],
+        layers=[_layer(shape, variant, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
         depth_parameters=variant.parameters(shape),
         depth_flops_per_token=variant.flops_per_token(shape, seq_len),
@@ -55,7 +56,8 @@ def decoder_config(
     )
 
 
-def _parts(shape: Shape, inner_attention: Module.Config) -> dict[str, Any]:
+def _layer(shape: Shape, variant: Variant, layer: int, inner_attention: Module.Config) -> DepthLayer.Config:
+    attention_connection, feed_forward_connection = variant.connections(shape, layer)
     into = {"weight": initial.normal(INIT_STD)}
     out_of = {"weight": initial.normal(residual_std(shape.layers))}
     attention = make_gqa_config(
@@ -73,12 +75,14 @@ def _parts(shape: Shape, inner_attention: Module.Config) -> dict[str, Any]:
         dim=shape.width, hidden_dim=shape.ffn_width, w1_param_init=into, w2w3_param_init=into
     )
     feed_forward.w2.param_init = out_of
-    return {
-        "attention": attention,
-        "feed_forward": feed_forward,
-        "attention_norm": _norm(shape),
-        "ffn_norm": _norm(shape),
-    }
+    return DepthLayer.Config(
+        attention=StagedAttention.config_of(attention),
+        feed_forward=feed_forward,
+        attention_norm=_norm(shape),
+        ffn_norm=_norm(shape),
+        attention_connection=attention_connection,
+        feed_forward_connection=feed_forward_connection,
+    )
 
 
 def _norm(shape: Shape) -> RMSNorm.Config:

@@ -2,13 +2,11 @@
 
 Shape suffixes: B = batch, T = tokens, D = model width, K = key/value heads, H = head width.
 
-These are controls of modded-nanogpt and nanochat. All have a state of fixed size; but for the skips they compile as
-whole layers, to one graph for each role that a layer has (the first, a later one), however many layers there are. Their
-scalars are one-element vectors, since FSDP shards no zero-dimensional parameters.
+These are controls of modded-nanogpt and nanochat. Their scalars are one-element vectors, since FSDP shards no
+zero-dimensional parameters.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +17,8 @@ from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.sizes import Shape
 
 from . import initial, skips
-from .attention_stages import attend, project
-from .decoder import DepthLayer
-from .pair import Pair, PairLink, PairStream
-from .state import Link, Site, Stream
+from .connection import AttentionConnection, Connection, Stream
+from .pair import Pair, PairConnection, PairStream
 from .variant import Variant
 
 EMBEDDING_EPS = 1e-6
@@ -36,11 +32,11 @@ ValuePair = tuple[torch.Tensor, torch.Tensor | None]
 # Residual scalars
 
 
-class ScaledLink(PairLink):
-    """x ← λ x + μ x_0 before the layer."""
+class ScaledConnection(PairConnection):
+    """x ← λ x + μ x_0 before attention."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PairLink.Config):
+    class Config(PairConnection.Config):
         pass
 
     def __init__(self, config: Config) -> None:
@@ -48,11 +44,10 @@ class ScaledLink(PairLink):
         self.residual_scale = nn.Parameter(torch.empty(1))
         self.embedding_scale = nn.Parameter(torch.empty(1))
 
-    def read(self, state: Pair, site: Site) -> torch.Tensor:
+    def open(self, state: Pair) -> tuple[torch.Tensor, Pair]:
         x_BTD, embedding_BTD = state
-        if site is Site.FEED_FORWARD:
-            return x_BTD
-        return (self.residual_scale * x_BTD + self.embedding_scale * embedding_BTD).to(x_BTD.dtype)
+        x_BTD = (self.residual_scale * x_BTD + self.embedding_scale * embedding_BTD).to(x_BTD.dtype)
+        return x_BTD, (x_BTD, embedding_BTD)
 
 
 class ScaledStream(PairStream):
@@ -97,13 +92,14 @@ class ResidualScalars(Variant):
     embedding_end: float = 0.0
     normalize: bool = True
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
         depth = layer / max(shape.layers - 1, 1)
         starts = {
             "residual_scale": self.residual_start + depth * (self.residual_end - self.residual_start),
             "embedding_scale": self.embedding_start + depth * (self.embedding_end - self.embedding_start),
         }
-        return ScaledLink.Config(param_init={name: initial.constant(value) for name, value in starts.items()})
+        param_init = {name: initial.constant(value) for name, value in starts.items()}
+        return ScaledConnection.Config(param_init=param_init), PairConnection.Config()
 
     def stream(self, shape: Shape) -> Stream.Config:
         return ScaledStream.Config(normalize=self.normalize)
@@ -113,7 +109,9 @@ class ResidualScalars(Variant):
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         names = {"residual_scales": "residual_scale", "embedding_scales": "embedding_scale"}
-        return tuple(Group(group, rf"\.link\.{name}$", shape.layers, weight_decay=0.0) for group, name in names.items())
+        return tuple(
+            Group(group, rf"_connection\.{name}$", shape.layers, weight_decay=0.0) for group, name in names.items()
+        )
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """Two multiplications and an addition per element and layer, and three operations per element for the norm;
@@ -134,7 +132,7 @@ FORMS: dict[str, tuple[float, float]] = {
 """λ_1 and λ_2, at the start if they are learned, by the form's name."""
 
 
-class ValueLink(Link):
+class ValueConnection(AttentionConnection):
     """V' = λ_1 V_1 + λ_2 V, with V_1 the first layer's values; of a layer that has no λ, V' = V.
 
     ``weights`` are λ_1 and λ_2 where they are fixed; where they are learned, ``learned`` says which: "both", or the
@@ -142,7 +140,7 @@ class ValueLink(Link):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Link.Config):
+    class Config(AttentionConnection.Config):
         weights: tuple[float, float] | None = None
         learned: str = ""
 
@@ -154,10 +152,15 @@ class ValueLink(Link):
         elif self.learned == "share":
             self.mix = nn.Parameter(torch.empty(1))
 
-    def values(self, v_BTKH: torch.Tensor, first_BTKH: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """This layer's values, and the first layer's for the layers to come."""
+    def open(self, state: ValuePair) -> tuple[torch.Tensor, ValuePair]:
+        return state[0], state
+
+    def before_rotation(
+        self, carry: ValuePair, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
+    ) -> tuple[ValuePair, torch.Tensor, torch.Tensor, torch.Tensor]:
+        x_BTD, first_BTKH = carry
         if first_BTKH is None:
-            return v_BTKH, v_BTKH
+            return (x_BTD, v_BTKH), q_BTNH, k_BTKH, v_BTKH
         if self.learned == "both":
             first, own = self.first_scale, self.own_scale
         elif self.learned == "share":
@@ -165,9 +168,11 @@ class ValueLink(Link):
         elif self.fixed is not None:
             first, own = self.fixed
         else:
-            return v_BTKH, first_BTKH
-        mixed_BTKH = own * v_BTKH + first * first_BTKH
-        return mixed_BTKH.to(v_BTKH.dtype), first_BTKH
+            return carry, q_BTNH, k_BTKH, v_BTKH
+        return carry, q_BTNH, k_BTKH, (own * v_BTKH + first * first_BTKH).to(v_BTKH.dtype)
+
+    def close(self, carry: ValuePair, y_BTD: torch.Tensor) -> ValuePair:
+        return carry[0] + y_BTD, carry[1]
 
 
 class ValueStream(Stream):
@@ -182,23 +187,6 @@ class ValueStream(Stream):
 
     def finish(self, state: ValuePair) -> torch.Tensor:
         return state[0]
-
-
-class ValueResidualLayer(DepthLayer):
-    """A layer over the residual stream and the first layer's values."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(DepthLayer.Config):
-        pass
-
-    link: ValueLink
-
-    def forward(self, state: ValuePair, attention_masks: Any, positions: torch.Tensor | None = None) -> ValuePair:
-        x_BTD, first_BTKH = state
-        q_BTNH, k_BTKH, v_BTKH = project(self.attention, self.attention_norm(x_BTD))
-        v_BTKH, first_BTKH = self.link.values(v_BTKH, first_BTKH)
-        x_BTD = x_BTD + attend(self.attention, q_BTNH, k_BTKH, v_BTKH, attention_masks, positions)
-        return x_BTD + self.feed_forward_sublayer(x_BTD), first_BTKH
 
 
 @dataclass(frozen=True)
@@ -238,16 +226,19 @@ class ValueResidual(Variant):
                 "a value residual goes from the first layer to later ones; model.layers is 1, make it 2 or more"
             )
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
+        return self._attention(shape, layer), PairConnection.Config()
+
+    def _attention(self, shape: Shape, layer: int) -> ValueConnection.Config:
         if layer not in self._mixing(shape):
-            return ValueLink.Config()
+            return ValueConnection.Config()
         first, own = FORMS[self.form]
         if self.form == "learned_share":
-            return ValueLink.Config(learned="share", param_init={"mix": initial.constant(self.start)})
+            return ValueConnection.Config(learned="share", param_init={"mix": initial.constant(self.start)})
         if self.form == "learnable":
             starts = {"first_scale": initial.constant(first), "own_scale": initial.constant(own)}
-            return ValueLink.Config(learned="both", param_init=starts)
-        return ValueLink.Config(weights=(first, own))
+            return ValueConnection.Config(learned="both", param_init=starts)
+        return ValueConnection.Config(weights=(first, own))
 
     def _mixing(self, shape: Shape) -> range:
         """The layers that mix the first layer's values in."""
@@ -257,13 +248,10 @@ class ValueResidual(Variant):
     def stream(self, shape: Shape) -> Stream.Config:
         return ValueStream.Config()
 
-    def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
-        return ValueResidualLayer.Config(**parts, link=self.link(shape, layer))
-
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """The paper's code has one AdamW for all parameters, and so decays what "learnable" learns."""
         decay = None if self.form == "learnable" else 0.0
-        pattern = r"\.link\.(mix|first_scale|own_scale)$"
+        pattern = r"_connection\.(mix|first_scale|own_scale)$"
         return (Group("value_scales", pattern, self.parameters(shape), weight_decay=decay),)
 
     def parameters(self, shape: Shape) -> int:

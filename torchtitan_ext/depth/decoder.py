@@ -2,13 +2,13 @@
 
 Shape suffixes: B = batch, T = tokens, D = model width.
 
-With the standard stream and link this computes what ``torchtitan.models.llama3`` computes, to the bit and with the same
-parameter names.
+With the standard stream and connections this computes what ``torchtitan.models.llama3`` computes, to the bit and with
+the same parameter names.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,20 +16,21 @@ from torchtitan.models.common.decoder import TransformerBlock
 from torchtitan.models.llama3 import Llama3Model
 
 from . import initial
-from .state import Link, Site, State, Stream
+from .connection import QKV, AttentionConnection, Connection, State, Stream, SublayerInput
+from .staged_attention import Rotated, StagedAttention
 
 
 class DepthLayer(TransformerBlock):
-    """Attention and feed-forward, each with a norm on its input, connected to the depth state by a link."""
+    """Attention and feed-forward, each with a norm on its input, joined to the depth state by a connection each."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(TransformerBlock.Config):
-        link: Link.Config
+        attention_connection: Connection.Config
+        feed_forward_connection: Connection.Config
 
-    sublayers: ClassVar[tuple[str, ...]] = ("attention_sublayer", "feed_forward_sublayer")
-    """The methods to compile when the whole layer cannot be one graph."""
-    kernels: ClassVar[tuple[str, ...]] = ()
-    """Then also to be compiled, but not checkpointed: functions that run where no gradient is recorded."""
+    attention: StagedAttention
+    attention_connection: Connection
+    feed_forward_connection: Connection
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -38,28 +39,82 @@ class DepthLayer(TransformerBlock):
         self.feed_forward = config.feed_forward.build()
         self.attention_norm = config.attention_norm.build()
         self.ffn_norm = config.ffn_norm.build()
-        self.link = config.link.build()
+        self.attention_connection = config.attention_connection.build()
+        self.feed_forward_connection = config.feed_forward_connection.build()
 
     @property
-    def regions(self) -> tuple[str, ...]:
-        """The methods that are compiled, each as one full graph shared by all layers."""
-        return self.sublayers if self.link.in_sublayers else ("forward",)
+    def connections(self) -> tuple[Connection, Connection]:
+        return self.attention_connection, self.feed_forward_connection
+
+    def connect(self, stream: Stream) -> None:
+        self.attention_connection.connect(stream, self.attention_norm)
+        self.feed_forward_connection.connect(stream, self.ffn_norm)
+
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        """The methods to compile where the whole layer cannot be one graph: what no connection takes part in."""
+        connection = self.attention_connection
+        if not isinstance(connection, AttentionConnection):
+            return "attention_sublayer", "feed_forward_sublayer"
+        before = ("project", "rotate") if _acts_before_rotation(connection) else ("project_and_rotate",)
+        return *before, "feed_forward_sublayer"
 
     def attention_sublayer(
-        self, x_BTD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None
+        self, x: SublayerInput, attention_masks: Any, positions: torch.Tensor | None
     ) -> torch.Tensor:
-        return self.attention(self.attention_norm(x_BTD), attention_masks, positions)
+        return self.attention(self._attention_input(x), attention_masks, positions)
+
+    def project(self, x: SublayerInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.attention.project(self._attention_input(x))
+
+    def rotate(
+        self, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, positions: torch.Tensor | None
+    ) -> Rotated:
+        return self.attention.rotate(q_BTNH, k_BTKH, v_BTKH, positions)
+
+    def project_and_rotate(self, x: SublayerInput, positions: torch.Tensor | None) -> Rotated:
+        return self.attention.project_and_rotate(self._attention_input(x), positions)
 
     def feed_forward_sublayer(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return self.feed_forward(self.ffn_norm(x_BTD))
+        return self.feed_forward(x_BTD if self.feed_forward_connection.applies_norm else self.ffn_norm(x_BTD))
+
+    def _attention_input(self, x: SublayerInput) -> SublayerInput:
+        if self.attention_connection.applies_norm:
+            return x
+        return QKV(*map(self.attention_norm, x)) if isinstance(x, QKV) else self.attention_norm(x)
+
+    def _attend_with(
+        self,
+        connection: AttentionConnection,
+        x: SublayerInput,
+        carry: State,
+        attention_masks: Any,
+        positions: torch.Tensor | None,
+    ) -> tuple[State, torch.Tensor]:
+        """Attention in which a connection acts: the carry and the output [B, T, D]."""
+        if _acts_before_rotation(connection):
+            carry, q_BTNH, k_BTKH, v_BTKH = connection.before_rotation(carry, *self.project(x))
+            rotated = self.rotate(q_BTNH, k_BTKH, v_BTKH, positions)
+        else:
+            rotated = self.project_and_rotate(x, positions)
+        carry, q_BTNH, k_BTKH, v_BTKH = connection.after_rotation(carry, *rotated)
+        heads_BTNH = self.attention.attend(connection, carry, q_BTNH, k_BTKH, v_BTKH, attention_masks)
+        return carry, self.attention.output(heads_BTNH)
 
     def forward(self, state: State, attention_masks: Any, positions: torch.Tensor | None = None) -> State:
-        x_BTD = self.link.read(state, Site.ATTENTION)
-        y_BTD = self.attention_sublayer(x_BTD, attention_masks, positions)
-        state = self.link.write(state, Site.ATTENTION, x_BTD, y_BTD)
-        x_BTD = self.link.read(state, Site.FEED_FORWARD)
-        y_BTD = self.feed_forward_sublayer(x_BTD)
-        return self.link.write(state, Site.FEED_FORWARD, x_BTD, y_BTD)
+        connection = self.attention_connection
+        x, carry = connection.open(state)
+        if isinstance(connection, AttentionConnection):
+            carry, y_BTD = self._attend_with(connection, x, carry, attention_masks, positions)
+        else:
+            y_BTD = self.attention_sublayer(x, attention_masks, positions)
+        state = connection.close(carry, y_BTD)
+        x_BTD, carry = self.feed_forward_connection.open(state)
+        return self.feed_forward_connection.close(carry, self.feed_forward_sublayer(x_BTD))
+
+
+def _acts_before_rotation(connection: AttentionConnection) -> bool:
+    return type(connection).before_rotation is not AttentionConnection.before_rotation
 
 
 class DepthDecoder(Llama3Model):
@@ -84,8 +139,7 @@ class DepthDecoder(Llama3Model):
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             """Parameters, and training FLOPs per token: torchtitan's count for the standard part, which takes 6 for
-            every
-            parameter, and the variant's own count for what it adds."""
+            every parameter, and the variant's own count for what it adds."""
             parameters, flops = Llama3Model.Config.get_nparams_and_flops(self, model, seq_len)
             return parameters, flops - 6 * self.depth_parameters + self.depth_flops_per_token
 
@@ -93,7 +147,7 @@ class DepthDecoder(Llama3Model):
         super().__init__(config)
         self.stream = config.stream.build()
         for layer in self.layers.values():
-            layer.link.connect(self.stream)
+            layer.connect(self.stream)
         initial.bind(self, config.seed)
 
     def forward(

@@ -30,7 +30,7 @@ Where the source is silent, or was changed:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torchtitan.models.common import Linear
@@ -42,10 +42,8 @@ from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
 from . import initial
-from .attention_stages import attend, project
-from .decoder import DepthLayer
+from .connection import AttentionConnection, Connection, Stream
 from .observe import note
-from .state import Link, Stream
 from .variant import Variant
 
 GatedPair = tuple[torch.Tensor, torch.Tensor]
@@ -55,56 +53,84 @@ INJECTIONS = ("key_value", "query", "output", "multiply")
 """How M enters attention: added to keys and values, to queries or to the output; or multiplied with the output."""
 
 
-class GatedStateLink(Link):
-    """One layer's use and renewal of M. ``projection`` is W_kvm or its like, ``gate`` W_gm; None if it has none."""
+class MemoryRead(AttentionConnection):
+    """Attention that reads M. ``projection`` is W_kvm or its like; None if the layer has none."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Link.Config):
+    class Config(AttentionConnection.Config):
         inject: str
-        detach: bool
         around_one: bool
         projection: Linear.Config | None
-        gate: Linear.Config | None
 
-    in_sublayers: ClassVar[bool] = True
     full_precision: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.inject, self.detach, self.around_one = config.inject, config.detach, config.around_one
+        self.inject, self.around_one = config.inject, config.around_one
         self.projection = config.projection.build() if config.projection is not None else None
+
+    def open(self, state: GatedPair) -> tuple[torch.Tensor, GatedPair]:
+        return state[0], state
+
+    def before_rotation(
+        self, carry: GatedPair, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
+    ) -> tuple[GatedPair, torch.Tensor, torch.Tensor, torch.Tensor]:
+        if self.projection is None or self.inject not in ("key_value", "query"):
+            return carry, q_BTNH, k_BTKH, v_BTKH
+        added = self.projection(carry[1])
+        if self.inject == "query":
+            return carry, q_BTNH + added.unflatten(-1, q_BTNH.shape[2:]), k_BTKH, v_BTKH
+        k_added, v_added = added.chunk(2, dim=-1)
+        heads = k_BTKH.shape[2:]
+        return carry, q_BTNH, k_BTKH + k_added.unflatten(-1, heads), v_BTKH + v_added.unflatten(-1, heads)
+
+    def close(self, carry: GatedPair, y_BTD: torch.Tensor) -> GatedPair:
+        x_BTD, m_BTD = carry
+        if self.inject == "multiply":
+            y_BTD = y_BTD + y_BTD * m_BTD if self.around_one else y_BTD * m_BTD
+        elif self.inject == "output" and self.projection is not None:
+            y_BTD = y_BTD + self.projection(m_BTD)
+        return x_BTD + y_BTD, m_BTD
+
+
+class MemoryRenewal(Connection):
+    """The feed-forward beside the renewal of M, both from the normalised input h. ``gate`` is W_gm; None if the layer
+    leaves M as it is."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Connection.Config):
+        detach: bool
+        gate: Linear.Config | None
+
+    full_precision: ClassVar[bool] = False
+    applies_norm = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.detach = config.detach
         self.gate = config.gate.build() if config.gate is not None else None
         if self.detach and self.gate is not None:
             # Nothing but the detached reads would bring them a gradient. Frozen, they cost no backward pass, and the
             # optimizer holds no state that a run without a gradient would leave out of its checkpoint.
             self.gate.requires_grad_(False)
 
-    def inputs(
-        self, m_BTD: torch.Tensor, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values with what M adds to them."""
-        if self.projection is None or self.inject not in ("key_value", "query"):
-            return q_BTNH, k_BTKH, v_BTKH
-        added = self.projection(m_BTD)
-        if self.inject == "query":
-            return q_BTNH + added.unflatten(-1, q_BTNH.shape[2:]), k_BTKH, v_BTKH
-        k_added, v_added = added.chunk(2, dim=-1)
-        heads = k_BTKH.shape[2:]
-        return q_BTNH, k_BTKH + k_added.unflatten(-1, heads), v_BTKH + v_added.unflatten(-1, heads)
+    def open(self, state: GatedPair) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        x_BTD, m_BTD = state
+        h_BTD = self.norm(x_BTD)
+        return h_BTD, (x_BTD, m_BTD, h_BTD)
 
-    def outputs(self, m_BTD: torch.Tensor, y_BTD: torch.Tensor) -> torch.Tensor:
-        """The attention output with what M does to it."""
-        if self.inject == "multiply":
-            return y_BTD + y_BTD * m_BTD if self.around_one else y_BTD * m_BTD
-        if self.inject == "output" and self.projection is not None:
-            return y_BTD + self.projection(m_BTD)
-        return y_BTD
+    def close(self, carry: tuple[torch.Tensor, torch.Tensor, torch.Tensor], y_BTD: torch.Tensor) -> GatedPair:
+        x_BTD, m_BTD, h_BTD = carry
+        return x_BTD + y_BTD, self.renewed(m_BTD, h_BTD)
 
-    def renew(self, m_BTD: torch.Tensor, h_BTD: torch.Tensor) -> torch.Tensor:
-        """M after this layer, which has a gate, from the feed-forward's normalised input h."""
-        assert self.gate is not None
+    def renewed(self, m_BTD: torch.Tensor, h_BTD: torch.Tensor) -> torch.Tensor:
+        """M after this layer."""
+        if self.gate is None:
+            return m_BTD
         # Detached reads bring M no gradient, so none is recorded on the way to M: the same as detaching at each read.
-        z_BT2D = self.gate(h_BTD.detach() if self.detach else h_BTD)
+        if self.detach:
+            m_BTD, h_BTD = m_BTD.detach(), h_BTD.detach()
+        z_BT2D = self.gate(h_BTD)
         note("gate_openness", lambda: torch.sigmoid(z_BT2D.chunk(2, dim=-1)[0].float()).mean())
         return gated_update(z_BT2D, m_BTD)
 
@@ -122,44 +148,6 @@ class GatedStateStream(Stream):
 
     def finish(self, state: GatedPair) -> torch.Tensor:
         return state[0]
-
-
-class GatedStateLayer(DepthLayer):
-    """A layer over (x, M). h is computed once, for the feed-forward and for M.
-
-    Compiled in pieces, so that the first layer, which reads no M, and the last, which does not renew it, need one graph
-    more and not two whole layers.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(DepthLayer.Config):
-        pass
-
-    sublayers: ClassVar[tuple[str, ...]] = ("add_attention", "add_feed_forward", "renew")
-    link: GatedStateLink
-
-    def add_attention(
-        self, x_BTD: torch.Tensor, m_BTD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The residual stream after attention that reads M."""
-        q_BTNH, k_BTKH, v_BTKH = self.link.inputs(m_BTD, *project(self.attention, self.attention_norm(x_BTD)))
-        y_BTD = attend(self.attention, q_BTNH, k_BTKH, v_BTKH, attention_masks, positions)
-        return x_BTD + self.link.outputs(m_BTD, y_BTD)
-
-    def add_feed_forward(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream after the feed-forward, and the feed-forward's normalised input."""
-        h_BTD = self.ffn_norm(x_BTD)
-        return x_BTD + self.feed_forward(h_BTD), h_BTD
-
-    def renew(self, m_BTD: torch.Tensor, h_BTD: torch.Tensor) -> torch.Tensor:
-        return self.link.renew(m_BTD, h_BTD)
-
-    def forward(self, state: GatedPair, attention_masks: Any, positions: torch.Tensor | None = None) -> GatedPair:
-        x_BTD, m_BTD = state
-        x_BTD, h_BTD = self.add_feed_forward(self.add_attention(x_BTD, m_BTD, attention_masks, positions))
-        if self.link.gate is not None:
-            m_BTD = self.renew(m_BTD.detach() if self.link.detach else m_BTD, h_BTD)
-        return x_BTD, m_BTD
 
 
 @dataclass(frozen=True)
@@ -212,7 +200,7 @@ class GatedState(Variant):
         heads = {"key_value": 2 * shape.kv_heads, "query": shape.heads, "output": shape.heads, "multiply": 0}
         return heads[self.inject] * shape.head_dim
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
         projection = gate = None
         if self._widths(shape) and layer > 0:
             start = initial.zeros if self.zero_start else initial.normal(INIT_STD)
@@ -229,15 +217,13 @@ class GatedState(Variant):
                     **({"bias": initial.zeros} if self.gate_bias else {}),
                 },
             )
-        return GatedStateLink.Config(
-            inject=self.inject, detach=self.detach, around_one=self.around_one, projection=projection, gate=gate
+        return (
+            MemoryRead.Config(inject=self.inject, around_one=self.around_one, projection=projection),
+            MemoryRenewal.Config(detach=self.detach, gate=gate),
         )
 
     def stream(self, shape: Shape) -> Stream.Config:
         return GatedStateStream.Config()
-
-    def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
-        return GatedStateLayer.Config(**parts, link=self.link(shape, layer))
 
     def parameters(self, shape: Shape) -> int:
         projection = shape.width * self._widths(shape)
@@ -259,8 +245,8 @@ class GatedState(Variant):
         """nanoGPT's rule: matrices are decayed as all others are, biases are not."""
         biases = 2 * shape.width * (shape.layers - 1) * self.gate_bias
         return (
-            Group("gate_biases", r"\.link\.gate\.bias$", biases, weight_decay=0.0),
-            Group("gates", r"\.link\.(gate|projection)\.weight$", self.parameters(shape) - biases),
+            Group("gate_biases", r"_connection\.gate\.bias$", biases, weight_decay=0.0),
+            Group("gates", r"_connection\.(gate|projection)\.weight$", self.parameters(shape) - biases),
         )
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:

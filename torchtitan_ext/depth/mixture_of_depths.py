@@ -3,61 +3,158 @@
 Shape suffixes: B = batch, T = tokens, D = model width, N = query heads, K = key/value heads, H = head width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torchtitan.models.common import Linear
-from torchtitan.models.common.attention import FlexAttention
 
 from torchtitan_ext.errors import UserError, nearest
-from torchtitan_ext.ops import moda
 from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.recipe import INIT_STD
 from torchtitan_ext.sizes import Shape
 
 from . import initial
-from .attention_stages import output, over_sequence, project
-from .decoder import DepthLayer
-from .observe import note
-from .state import Link, Stream
+from .connection import AttentionConnection, Connection, Stream
 from .variant import Variant
 
-DepthCache = tuple[torch.Tensor, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
-"""The residual stream x [B, T, D], and the keys and the values [B, T, K, H] that layers have written so far, the
-oldest first."""
+
+class DepthCache(NamedTuple):
+    """The depth state.
+
+    Attributes:
+        x_BTD: the residual stream.
+        keys, values: what layers have written so far, [B, T, K, H], the oldest first.
+        unrotated_BTKH: a key behind ``keys`` that is to have rotary positions and has none yet; else None.
+    """
+
+    x_BTD: torch.Tensor
+    keys: tuple[torch.Tensor, ...] = ()
+    values: tuple[torch.Tensor, ...] = ()
+    unrotated_BTKH: torch.Tensor | None = None
+
+
+Carry = tuple[DepthCache, tuple[torch.Tensor, torch.Tensor] | None]
+"""The state at the start of a layer, and this layer's own key and value once they are there."""
 
 NORMS = ("post", "pre", "reordered")
 """Where a sublayer f has its norm n: x ← n(x + f(x)), x ← x + f(n(x)), or x ← x + n(f(x))."""
 
 
-class DepthCacheLink(Link):
-    """What one layer writes to the cache: its attention's keys and values, and those that ``feed_forward_kv`` makes."""
+def _added(
+    place: str, norm: Callable[[torch.Tensor], torch.Tensor], x_BTD: torch.Tensor, y_BTD: torch.Tensor
+) -> torch.Tensor:
+    """The residual stream after a sublayer that gave y."""
+    if place == "post":
+        return norm(x_BTD + y_BTD)
+    return x_BTD + (norm(y_BTD) if place == "reordered" else y_BTD)
+
+
+class DepthEntries(AttentionConnection):
+    """Attention that also covers the cache; with ``writes`` its keys and values are written there afterwards."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Link.Config):
+    class Config(AttentionConnection.Config):
         writes: bool
-        head_dim: int
-        feed_forward_kv: Linear.Config | None
-
-    in_sublayers: ClassVar[bool] = True
-    full_precision: ClassVar[bool] = False
+        norm_place: str
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.writes, self.head_dim = config.writes, config.head_dim
-        self.feed_forward_kv = config.feed_forward_kv.build() if config.feed_forward_kv is not None else None
+        self.writes, self.norm_place = config.writes, config.norm_place
+        self.applies_norm = config.norm_place != "pre"
 
-    def key_value(self, h_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The feed-forward's key and value, each [B, T, K, H], from its input."""
-        assert self.feed_forward_kv is not None
+    def open(self, state: DepthCache) -> tuple[torch.Tensor, Carry]:
+        return state.x_BTD, (state, None)
+
+    def after_rotation(
+        self,
+        carry: Carry,
+        q_BTNH: torch.Tensor,
+        k_BTKH: torch.Tensor,
+        v_BTKH: torch.Tensor,
+        unrotated_BTKH: torch.Tensor,
+    ) -> tuple[Carry, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return (carry[0], (unrotated_BTKH, v_BTKH)), q_BTNH, k_BTKH, v_BTKH
+
+    def entries(self, carry: Carry) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        return carry[0].keys, carry[0].values
+
+    def close(self, carry: Carry, y_BTD: torch.Tensor) -> DepthCache:
+        state, own = carry
+        x_BTD = _added(self.norm_place, self.norm, state.x_BTD, y_BTD)
+        if not self.writes:
+            return state._replace(x_BTD=x_BTD)
+        assert own is not None
+        return state._replace(x_BTD=x_BTD, keys=(*state.keys, own[0]), values=(*state.values, own[1]))
+
+
+class RotatedEntries(DepthEntries):
+    """Cached keys have rotary positions: an attention's are written with them, and the key that the feed-forward before
+    has left is turned as one head more of this layer's keys."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(DepthEntries.Config):
+        pass
+
+    def before_rotation(
+        self, carry: Carry, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
+    ) -> tuple[Carry, torch.Tensor, torch.Tensor, torch.Tensor]:
+        left_BTKH = carry[0].unrotated_BTKH
+        return carry, q_BTNH, k_BTKH if left_BTKH is None else torch.cat([k_BTKH, left_BTKH], dim=2), v_BTKH
+
+    def after_rotation(
+        self,
+        carry: Carry,
+        q_BTNH: torch.Tensor,
+        k_BTKH: torch.Tensor,
+        v_BTKH: torch.Tensor,
+        unrotated_BTKH: torch.Tensor,
+    ) -> tuple[Carry, torch.Tensor, torch.Tensor, torch.Tensor]:
+        state, _ = carry
+        if state.unrotated_BTKH is not None:
+            k_BTKH, left_BTKH = k_BTKH.chunk(2, dim=2)
+            state = state._replace(keys=(*state.keys, left_BTKH), unrotated_BTKH=None)
+        return (state, (k_BTKH, v_BTKH)), q_BTNH, k_BTKH, v_BTKH
+
+
+class FeedForwardEntries(Connection):
+    """A feed-forward whose input is also made into an entry of the cache: by ``key_value``, None where it is not."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Connection.Config):
+        norm_place: str
+        rotated_keys: bool
+        head_dim: int
+        key_value: Linear.Config | None
+
+    full_precision: ClassVar[bool] = False
+    applies_norm = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.norm_place, self.rotated_keys, self.head_dim = config.norm_place, config.rotated_keys, config.head_dim
+        self.key_value = config.key_value.build() if config.key_value is not None else None
+
+    def open(self, state: DepthCache) -> tuple[torch.Tensor, tuple[DepthCache, torch.Tensor]]:
+        h_BTD = self.norm(state.x_BTD) if self.norm_place == "pre" else state.x_BTD
+        return h_BTD, (state, h_BTD)
+
+    def close(self, carry: tuple[DepthCache, torch.Tensor], y_BTD: torch.Tensor) -> DepthCache:
+        state, h_BTD = carry
+        state = state._replace(x_BTD=_added(self.norm_place, self.norm, state.x_BTD, y_BTD))
+        if self.key_value is None:
+            return state
         # Two products with the halves of one matrix: halves of one product would be views with strides of their own,
         # which compiled code tells from the attention's keys and values.
-        k_weight, v_weight = self.feed_forward_kv.weight.chunk(2)
-        heads = (-1, self.head_dim)
-        return F.linear(h_BTD, k_weight).unflatten(-1, heads), F.linear(h_BTD, v_weight).unflatten(-1, heads)
+        k_BTKH, v_BTKH = (
+            F.linear(h_BTD, weight).unflatten(-1, (-1, self.head_dim)) for weight in self.key_value.weight.chunk(2)
+        )
+        state = state._replace(values=(*state.values, v_BTKH))
+        if self.rotated_keys:
+            return state._replace(unrotated_BTKH=k_BTKH)
+        return state._replace(keys=(*state.keys, k_BTKH))
 
 
 class DepthCacheStream(Stream):
@@ -68,110 +165,10 @@ class DepthCacheStream(Stream):
         pass
 
     def start(self, x_BTD: torch.Tensor) -> DepthCache:
-        return x_BTD, (), ()
+        return DepthCache(x_BTD)
 
     def finish(self, state: DepthCache) -> torch.Tensor:
-        return state[0]
-
-
-class MixtureOfDepthsLayer(DepthLayer):
-    """A layer over the residual stream and the cache.
-
-    Compiled in pieces that do not know how many entries the cache has: what comes before the softmax, what comes after
-    it, and the kernels that the softmax runs, forward and backward, on a chunk of entries. What only some layers do,
-    writing a key and a value of the feed-forward, is left outside: it would be a graph of its own.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(DepthLayer.Config):
-        norm_place: str
-        rotated_keys: bool
-
-    sublayers: ClassVar[tuple[str, ...]] = ("before_softmax", "after_softmax")
-    kernels: ClassVar[tuple[str, ...]] = ("depth_forward", "depth_backward")
-    link: DepthCacheLink
-    depth_forward = staticmethod(moda.depth_forward)
-    depth_backward = staticmethod(moda.depth_backward)
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.norm_place, self.rotated_keys = config.norm_place, config.rotated_keys
-
-    def before_softmax(
-        self, x_BTD: torch.Tensor, positions: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated queries [B, T, N, H] and keys, values, and keys that are not rotated, [B, T, K, H]."""
-        h_BTD = self.attention_norm(x_BTD) if self.norm_place == "pre" else x_BTD
-        q_BTNH, k_BTKH, v_BTKH = project(self.attention, h_BTD)
-        q_BTNH, rotated_BTKH = self.attention.rope(q_BTNH, k_BTKH, positions)
-        return q_BTNH, rotated_BTKH, v_BTKH, k_BTKH
-
-    def softmax(
-        self,
-        q_BTNH: torch.Tensor,
-        k_BTKH: torch.Tensor,
-        v_BTKH: torch.Tensor,
-        keys: tuple[torch.Tensor, ...],
-        values: tuple[torch.Tensor, ...],
-        attention_masks: Any,
-    ) -> torch.Tensor:
-        """Attention over the sequence and the cache, [B, T, N, H]; over an empty cache it is the standard attention."""
-        attention = self.attention
-        if not keys:
-            return over_sequence(attention, q_BTNH, k_BTKH, v_BTKH, attention_masks)
-        kernels = moda.DepthKernels(self.depth_forward, self.depth_backward)
-        if isinstance(attention.inner_attention, FlexAttention):
-            return attention.inner_attention(
-                q_BTNH,
-                k_BTKH,
-                v_BTKH,
-                attention_masks=attention_masks,
-                scale=attention.scaling,
-                enable_gqa=attention.enable_gqa,
-                out_transform=lambda out_BTNH, lse_BTN: moda.join_depth(
-                    out_BTNH, lse_BTN, q_BTNH, keys, values, scale=attention.scaling, kernels=kernels
-                ),
-            )
-        return moda.attend_with_depth(
-            q_BTNH, k_BTKH, v_BTKH, keys, values, allowed=attention_masks, scale=attention.scaling, kernels=kernels
-        )
-
-    def depth_mass(
-        self, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, keys: tuple[torch.Tensor, ...], attention_masks: Any
-    ) -> torch.Tensor:
-        """The share of the softmax that goes to the cache, averaged over tokens and heads: what attention gives where
-        the values of the sequence are 0 and those of the cache are 1."""
-        zeros, ones = torch.zeros_like(k_BTKH), tuple(torch.ones_like(key) for key in keys)
-        return self.softmax(q_BTNH, k_BTKH, zeros, keys, ones, attention_masks).float().mean()
-
-    def after_softmax(self, x_BTD: torch.Tensor, heads_BTNH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream after the layer, and the feed-forward's input, [B, T, D]."""
-        x_BTD = self.add(x_BTD, output(self.attention, heads_BTNH), self.attention_norm)
-        h_BTD = self.ffn_norm(x_BTD) if self.norm_place == "pre" else x_BTD
-        return self.add(x_BTD, self.feed_forward(h_BTD), self.ffn_norm), h_BTD
-
-    def add(self, x_BTD: torch.Tensor, y_BTD: torch.Tensor, norm: nn.Module) -> torch.Tensor:
-        """The residual stream after a sublayer that gave y."""
-        if self.norm_place == "post":
-            return norm(x_BTD + y_BTD)
-        return x_BTD + (norm(y_BTD) if self.norm_place == "reordered" else y_BTD)
-
-    def forward(self, state: DepthCache, attention_masks: Any, positions: torch.Tensor | None = None) -> DepthCache:
-        x_BTD, keys, values = state
-        q_BTNH, k_BTKH, v_BTKH, unrotated_BTKH = self.before_softmax(x_BTD, positions)
-        heads_BTNH = self.softmax(q_BTNH, k_BTKH, v_BTKH, keys, values, attention_masks)
-        if keys:
-            note("depth_key_mass", lambda: self.depth_mass(q_BTNH, k_BTKH, keys, attention_masks))
-        x_BTD, h_BTD = self.after_softmax(x_BTD, heads_BTNH)
-        if self.link.writes:
-            keys, values = (*keys, k_BTKH if self.rotated_keys else unrotated_BTKH), (*values, v_BTKH)
-        if self.link.feed_forward_kv is not None:
-            k_BTKH, v_BTKH = self.link.key_value(h_BTD)
-            if self.rotated_keys:
-                # rope turns queries and keys together; with no queries here, one head of the keys stands in.
-                _, k_BTKH = self.attention.rope(k_BTKH[:, :, :1], k_BTKH, positions)
-            keys, values = (*keys, k_BTKH), (*values, v_BTKH)
-        return x_BTD, keys, values
+        return state.x_BTD
 
 
 @dataclass(frozen=True)
@@ -237,24 +234,25 @@ class MixtureOfDepths(Variant):
     def _writers(self, shape: Shape) -> range:
         return range(0, shape.layers - 1, self.write_every)
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
         writes = layer in self._writers(shape)
-        feed_forward_kv = None
+        key_value = None
         if writes and self.feed_forward_writes:
-            feed_forward_kv = Linear.Config(
+            key_value = Linear.Config(
                 in_features=shape.width,
                 out_features=2 * shape.kv_heads * shape.head_dim,
                 param_init={"weight": initial.normal(INIT_STD)},
             )
-        return DepthCacheLink.Config(writes=writes, head_dim=shape.head_dim, feed_forward_kv=feed_forward_kv)
+        entries = RotatedEntries if self.rotated_keys else DepthEntries
+        return (
+            entries.Config(writes=writes, norm_place=self.norm),
+            FeedForwardEntries.Config(
+                norm_place=self.norm, rotated_keys=self.rotated_keys, head_dim=shape.head_dim, key_value=key_value
+            ),
+        )
 
     def stream(self, shape: Shape) -> Stream.Config:
         return DepthCacheStream.Config()
-
-    def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
-        return MixtureOfDepthsLayer.Config(
-            **parts, link=self.link(shape, layer), norm_place=self.norm, rotated_keys=self.rotated_keys
-        )
 
     def parameters(self, shape: Shape) -> int:
         matrix = 2 * shape.width * shape.kv_heads * shape.head_dim
@@ -262,7 +260,7 @@ class MixtureOfDepths(Variant):
 
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """Trained and decayed as any other matrix, as in the code and in OLMo 2's recipe."""
-        return (Group("feed_forward_kv", r"\.link\.feed_forward_kv\.weight$", self.parameters(shape)),)
+        return (Group("feed_forward_kv", r"_connection\.key_value\.weight$", self.parameters(shape)),)
 
     def flops_per_token(self, shape: Shape, seq_len: int) -> int:
         """4·N·H for each entry that a layer reads, N·H for scaling the sequence part of a layer that reads any,

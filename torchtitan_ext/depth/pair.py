@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 import torch
 
-from .state import Link, Site, Stream
+from .connection import Connection, Stream
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """The residual stream x and an earlier activation that is carried beside it, both [B, T, D]."""
 
 
-class PairLink(Link):
-    """The standard residual connection on the first of a pair. Links with a role of their own subclass it."""
+class PairConnection(Connection):
+    """The standard residual connection on the first of a pair. Connections with a role of their own subclass it."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Link.Config):
+    class Config(Connection.Config):
         pass
 
-    def read(self, state: Pair, site: Site) -> torch.Tensor:
-        return state[0]
+    def open(self, state: Pair) -> tuple[torch.Tensor, Pair]:
+        return state[0], state
 
-    def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
-        return x_BTD + y_BTD, state[1]
+    def close(self, carry: Pair, y_BTD: torch.Tensor) -> Pair:
+        return carry[0] + y_BTD, carry[1]
 
 
 class PairStream(Stream):

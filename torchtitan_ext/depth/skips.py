@@ -3,12 +3,10 @@
 Shape suffixes: B = batch, T = tokens, D = model width.
 
 Two more of the cheap controls (see ``controls``). A layer's output is carried beside the residual stream to the layers
-that read it. The embedding holds its place until then, and it stays after its last reader. Sublayers are compiled and
-the skip is left outside, for layers that make it, that read it and all others would be three graphs of a whole layer.
+that read it. The embedding holds its place until then, and it stays after its last reader.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -17,64 +15,49 @@ from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import Shape
 
 from . import initial
-from .pair import Pair, PairLink, PairStream
-from .state import Link, Site, Stream
+from .connection import Connection, Stream
+from .pair import Pair, PairConnection, PairStream
 from .variant import Variant
 
 
-class CarryLink(PairLink):
-    """A layer that the skip passes by."""
+class CacheConnection(PairConnection):
+    """After the feed-forward of the layer whose output is cached."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PairLink.Config):
+    class Config(PairConnection.Config):
         pass
 
-    in_sublayers: ClassVar[bool] = True
+    def close(self, carry: Pair, y_BTD: torch.Tensor) -> Pair:
+        x_BTD = carry[0] + y_BTD
+        return x_BTD, x_BTD.view_as(x_BTD)  # a view, as in PairStream
 
 
-class CacheLink(CarryLink):
-    """The layer whose output is cached."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(CarryLink.Config):
-        pass
-
-    def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
-        x_BTD = x_BTD + y_BTD
-        # A view, as in PairStream.
-        return x_BTD, x_BTD.view_as(x_BTD) if site is Site.FEED_FORWARD else state[1]
-
-
-class SkipLink(CarryLink):
-    """x ← x + σ(gate) c before the layer, for the cached c."""
+class SkipConnection(PairConnection):
+    """x ← x + σ(gate) c before attention, for the cached c."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(CarryLink.Config):
+    class Config(PairConnection.Config):
         pass
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.gate = nn.Parameter(torch.empty(1))
 
-    def read(self, state: Pair, site: Site) -> torch.Tensor:
+    def open(self, state: Pair) -> tuple[torch.Tensor, Pair]:
         x_BTD, cached_BTD = state
-        if site is Site.FEED_FORWARD:
-            return x_BTD
-        return (x_BTD + torch.sigmoid(self.gate) * cached_BTD).to(x_BTD.dtype)
+        x_BTD = (x_BTD + torch.sigmoid(self.gate) * cached_BTD).to(x_BTD.dtype)
+        return x_BTD, (x_BTD, cached_BTD)
 
 
-class ContextLink(CarryLink):
+class ContextConnection(PairConnection):
     """Attention reads the cached activation; what it finds is added to the residual stream."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(CarryLink.Config):
+    class Config(PairConnection.Config):
         pass
 
-    def read(self, state: Pair, site: Site) -> torch.Tensor:
-        return state[1] if site is Site.ATTENTION else state[0]
-
-    def write(self, state: Pair, site: Site, x_BTD: torch.Tensor, y_BTD: torch.Tensor) -> Pair:
-        return state[0] + y_BTD, state[1]
+    def open(self, state: Pair) -> tuple[torch.Tensor, Pair]:
+        return state[1], state
 
 
 class ContextStream(PairStream):
@@ -127,11 +110,14 @@ class MidSkip(Variant):
                 "in the model: try depth.after 0.36 and depth.before 0.55, with 3 layers or more"
             )
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
         cached, added = self.layers(shape)
-        if layer == added:
-            return SkipLink.Config(param_init={"gate": initial.constant(self.gate_start)})
-        return CacheLink.Config() if layer == cached else CarryLink.Config()
+        return (
+            SkipConnection.Config(param_init={"gate": initial.constant(self.gate_start)})
+            if layer == added
+            else PairConnection.Config(),
+            CacheConnection.Config() if layer == cached else PairConnection.Config(),
+        )
 
     def stream(self, shape: Shape) -> Stream.Config:
         return PairStream.Config()
@@ -174,11 +160,12 @@ class MidContext(Variant):
                 "must be such a layer and one after it: try depth.after 0.73, with 2 layers or more"
             )
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
         cached = self.cached(shape)
-        if layer > cached:
-            return ContextLink.Config()
-        return CacheLink.Config() if layer == cached else CarryLink.Config()
+        return (
+            ContextConnection.Config() if layer > cached else PairConnection.Config(),
+            CacheConnection.Config() if layer == cached else PairConnection.Config(),
+        )
 
     def stream(self, shape: Shape) -> Stream.Config:
         return ContextStream.Config(param_init={"backout": initial.constant(self.backout_start)})

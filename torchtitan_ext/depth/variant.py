@@ -8,8 +8,7 @@ from torchtitan_ext.errors import UserError, nearest
 from torchtitan_ext.parameter_groups import Group, with_settings
 from torchtitan_ext.sizes import Shape
 
-from .decoder import DepthLayer
-from .state import Link, Stream
+from .connection import Connection, Stream
 
 
 @dataclass(frozen=True)
@@ -36,20 +35,13 @@ class Variant:
         """Raise ``UserError`` when an option asks for something that this machine does not have, or does not do in
         ``precision``, a run's ``training.precision``."""
 
-    def link(self, shape: Shape, layer: int) -> Link.Config:
-        """The connection of layer number ``layer`` (from 0) to the depth state."""
-        return Link.Config()
+    def connections(self, shape: Shape, layer: int) -> tuple[Connection.Config, Connection.Config]:
+        """What joins the attention and the feed-forward of layer number ``layer`` (from 0) to the depth state."""
+        return Connection.Config(), Connection.Config()
 
     def stream(self, shape: Shape) -> Stream.Config:
         """The start and the end of the depth state."""
         return Stream.Config()
-
-    def layer(self, shape: Shape, layer: int, parts: dict[str, Any]) -> DepthLayer.Config:
-        """Layer number ``layer``, from the configs of its attention, feed-forward and norms (``parts``).
-
-        To be overridden only where the variant changes what happens inside a sublayer.
-        """
-        return DepthLayer.Config(**parts, link=self.link(shape, layer))
 
     def parameters(self, shape: Shape) -> int:
         """Parameters beyond those of the standard model."""
@@ -67,7 +59,7 @@ class Variant:
     def groups(self, shape: Shape) -> tuple[Group, ...]:
         """The parameters beyond those of the standard model, by how they are trained; by default all in one group,
         ``depth``, at the run's learning rate and without weight decay. A group may hold no parameters."""
-        return (Group("depth", r"\.link\.|^stream\.", self.parameters(shape), weight_decay=0.0),)
+        return (Group("depth", r"_connection\.|^stream\.", self.parameters(shape), weight_decay=0.0),)
 
     def trained_groups(self, shape: Shape) -> tuple[Group, ...]:
         """The ``groups`` that hold parameters, with the variant's ``rates``."""

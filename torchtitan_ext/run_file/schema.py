@@ -31,7 +31,7 @@ BUDGETS = ("training.steps", "training.tokens", "training.tokens_per_parameter")
 """The keys that say how long a run is; a run has exactly one of them."""
 
 UNSUPPORTED = {
-    "tensor": "the depth state and its links have no plan for splitting them over ranks",
+    "tensor": "the depth state and its connections have no plan for splitting them over ranks",
     "pipeline": "a stage would have to hand on the whole depth state, not one tensor",
     "context": "attention sees a whole sequence on one rank",
     "expert": "the feed-forward layers are dense and have no experts",

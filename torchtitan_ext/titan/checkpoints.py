@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.checkpointer.base import OPTIMIZER
+from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER
 from torchtitan.components.checkpointer.dcp import AsyncMode
 from torchtitan.tools.logging import logger
 
@@ -47,6 +48,7 @@ from .checkpoint_files import (
     write_file_list,
 )
 from .ranks import Ranks
+from .todays_names import TodaysNames
 
 VISIBLE_WITHIN = 120.0
 """Seconds that a rank waits for a checkpoint that the first rank sees. Network file systems show new files to other
@@ -117,6 +119,12 @@ class Checkpoints(CheckpointManager):
         self.ranks.by_first(lambda: self._finish(temporary, step, {k: v for part in written for k, v in part.items()}))
         self.newest = step
         return result
+
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        dcp.load(state_dict, checkpoint_id=checkpoint_id, planner=TodaysNames())
+        if MODEL in self.states:
+            # The manager hands over a flat copy of the model's state.
+            self.states[MODEL].load_state_dict(state_dict)
 
     def _finish(self, temporary: Path, step: int, files: dict[str, Listed]) -> None:
         write_file_list(temporary, files)

@@ -5,7 +5,8 @@ torchtitan's ``parallelize_llama`` in our order and with its own functions, apar
 - Parameters of modules that torchtitan does not know are declared replicated.
 - A tied embedding is tied again before FSDP sees it (``_tie``).
 - What variants learn about depth is one FSDP unit in fp32 (``_shard_depth_parameters``).
-- Some variants' layers are compiled and selectively checkpointed sublayer by sublayer.
+- Where layers are of too many kinds to be one graph each, they are compiled and selectively checkpointed sublayer by
+  sublayer.
 - gloo, which has no pre-multiplied sum, reduces by plain sums.
 """
 
@@ -27,6 +28,10 @@ from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 
 from torchtitan_ext.depth.decoder import DepthDecoder
+from torchtitan_ext.depth.kinds import has_few_kinds
+
+MOST_KINDS = 4
+"""Kinds of layers up to which each is compiled as a whole: every graph more is time before the first step."""
 
 
 def parallelize(
@@ -85,13 +90,13 @@ def _tie(model: DepthDecoder) -> None:
 
 
 def _shard_depth_parameters(model: DepthDecoder, *, reduce_dtype: torch.dtype, **mesh: Any) -> FSDPModule | None:
-    """Make the parameters of the stream and of all links that want full precision one FSDP unit in fp32.
+    """Make the parameters of the stream and of all connections that want full precision one FSDP unit in fp32.
 
     A scalar of 1.003 is 1.0 in bf16, so these parameters stay as they are under mixed precision. One unit needs one
     gather in a forward pass for all layers. Returns a module of the unit; None where a variant has no such parameters.
     """
-    connections = [model.stream, *(layer.link for layer in model.layers.values())]
-    learned = [module for module in connections if module.full_precision and any(True for _ in module.parameters())]
+    ends = [model.stream, *(connection for layer in model.layers.values() for connection in layer.connections)]
+    learned = [module for module in ends if module.full_precision and any(True for _ in module.parameters())]
     if not learned:
         return None
     policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
@@ -150,9 +155,10 @@ def checkpoint_and_compile(
     compile_config: CompileConfig,
     parallel_dims: ParallelDims,
 ) -> None:
-    """Wrap the layers for activation checkpointing and compilation, each region one full graph."""
+    """Wrap the layers for activation checkpointing and compilation: whole ones, if few graphs serve all of them. Where
+    the state grows from layer to layer no graph may depend on how much of it there is."""
     compiling = compile_config.enable and "model" in compile_config.components
-    if any(layer.link.in_sublayers for layer in model.layers.values()):
+    if not has_few_kinds(model, MOST_KINDS):
         _prepare_sublayers(model, policy, compile_config.backend if compiling else None)
         return
     if policy is not None:
@@ -162,25 +168,26 @@ def checkpoint_and_compile(
 
 
 def _prepare_sublayers(model: DepthDecoder, policy: ActivationCheckpointing | None, backend: str | None) -> None:
-    """Compile and checkpoint layers sublayer by sublayer.
+    """Compile and checkpoint layers sublayer by sublayer, and leave their connections to the depth state outside.
 
     Full checkpointing wraps the whole layer, so that reads are recomputed too and each layer keeps its inputs alone.
     Selective checkpointing has to be inside the compiled sublayer, where the compiler applies its policy.
     """
     full = model.stream.recomputed = isinstance(policy, FullAC)
     for layer_id, layer in model.layers.items():
-        for region in layer.regions:
-            run: Callable[..., Any] = getattr(layer, region)
+        for sublayer in layer.sublayers:
+            run: Callable[..., Any] = getattr(layer, sublayer)
             if policy is not None and not full:
                 wrapper = policy._wrap_block(layer, base_fqn=f"layers.{layer_id}")
                 run = _checkpointed(wrapper.checkpoint_fn, run)
             if backend is not None:
                 run = torch.compile(run, backend=backend, fullgraph=True)
-            if run is not getattr(layer, region):
-                setattr(layer, region, run)
+            if run is not getattr(layer, sublayer):
+                setattr(layer, sublayer, run)
         if backend is not None:
-            for kernel in layer.kernels:
-                setattr(layer, kernel, torch.compile(getattr(layer, kernel), backend=backend, fullgraph=True))
+            for kernel in layer.attention.kernels:
+                compiled = torch.compile(getattr(layer.attention, kernel), backend=backend, fullgraph=True)
+                setattr(layer.attention, kernel, compiled)
     if policy is not None and full:
         policy.apply(model)
 

@@ -28,6 +28,7 @@ from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.sizes import Shape
 
 from .checkpoint_files import Damage, check_contents, damage_of, read_file_list, saved_steps
+from .todays_names import TodaysNames, todays_names
 
 DEPTH_OPTION = "depth."
 """How a variant's options begin among the facts about a model."""
@@ -161,7 +162,7 @@ def _load(model: DepthDecoder, path: Path) -> None:
         ) from None
     with _readable(path):
         reader = FileSystemReader(path)
-        saved = reader.read_metadata().state_dict_metadata
+        saved = todays_names(reader.read_metadata().state_dict_metadata)
     # A checkpoint may hold weights that are tied under one of their names only.
     stored = {name: tensor for name, tensor in state.items() if name in saved}
     loaded = {tensor.data_ptr() for tensor in stored.values()}
@@ -173,7 +174,7 @@ def _load(model: DepthDecoder, path: Path) -> None:
         )
     with _readable(path), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(stored, storage_reader=reader, no_dist=True)
+        dcp.load(stored, storage_reader=reader, planner=TodaysNames(), no_dist=True)
     # Fused projections are split in a state dict, into tensors of their own.
     model.load_state_dict(state)
 

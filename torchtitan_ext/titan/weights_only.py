@@ -13,6 +13,7 @@ from torchtitan_ext.run_folder import RunFolder
 
 from .checkpoints import write_file_list
 from .restore import find_checkpoint, restore
+from .todays_names import todays_names
 
 
 def check_whole(folder: RunFolder, steps: Iterable[int]) -> None:
@@ -34,8 +35,8 @@ def keep_weights(folder: RunFolder, step: int) -> None:
     final = _final(folder, step)
     temporary, old = final.with_name(f".{final.name}.weights"), _old(final)
     state = restore(folder, step, torch.device("cpu")).model.state_dict()
-    # Under the names that training saved them under; of tied weights one is enough to restore them.
-    saved = FileSystemReader(final).read_metadata().state_dict_metadata
+    # Of tied weights one is enough to restore them, the one that training saved.
+    saved = todays_names(FileSystemReader(final).read_metadata().state_dict_metadata)
     named = {tensor.data_ptr(): name for name, tensor in state.items() if name in saved}
     weights = {name: state[name] for name in named.values()}
     shutil.rmtree(temporary, ignore_errors=True)

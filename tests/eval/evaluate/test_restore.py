@@ -111,7 +111,7 @@ def test_a_checkpoint_of_another_model(copy: RunFolder, make_run: MakeRun) -> No
     other = make_run("with_a_gate", "--model.variant", "m_gate_kv")
     facts = json.loads((other.path / "facts.json").read_text())
     (copy.path / "facts.json").write_text(json.dumps(facts))
-    with pytest.raises(UserError, match=r"no weights for layers\.0\.link\.gate.* another model"):
+    with pytest.raises(UserError, match=r"no weights for layers\.0\.feed_forward_connection\.gate.* another model"):
         restore(copy)
 
 

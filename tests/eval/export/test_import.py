@@ -107,7 +107,7 @@ def test_what_a_variant_adds_begins_as_in_any_run(
     # torchtitan and transformers name the feed-forward's matrices differently and store them alike.
     gate = llama.state_dict()["model.layers.2.mlp.gate_proj.weight"]
     assert torch.equal(state["layers.2.feed_forward.w1.weight"], gate)
-    added = {name: tensor for name, tensor in state.items() if ".link." in name or name.startswith("stream.")}
+    added = {name: tensor for name, tensor in state.items() if "_connection." in name or name.startswith("stream.")}
     assert len(added) == 6
     for name in added:
         drawn = torch.empty_like(added[name])

@@ -1,0 +1,149 @@
+"""torchtitan's grouped-query attention in stages, with places where a connection may act.
+
+Shape suffixes: B = batch, T = tokens, D = model width, N = query heads, K = key/value heads, H = head width.
+
+Parameters' names and sharding stay torchtitan's. Called as a whole it computes what ``GQAttention`` does; the stages,
+one after the other, compute the same to the bit.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torchtitan.models.common.attention import FlexAttention, FusedQKVLinear, GQAttention
+
+from torchtitan_ext.ops import moda
+
+from .connection import QKV, AttentionConnection, State, SublayerInput
+from .observe import note
+
+
+class Rotated(NamedTuple):
+    """Queries [B, T, N, H] and keys with rotary positions, values, and the keys without, [B, T, K, H]."""
+
+    q_BTNH: torch.Tensor
+    k_BTKH: torch.Tensor
+    v_BTKH: torch.Tensor
+    unrotated_BTKH: torch.Tensor
+
+
+class StagedAttention(GQAttention):
+    """Grouped-query attention over the sequence and, where a connection gives any, over further entries."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):
+        pass
+
+    kernels = ("depth_forward", "depth_backward")
+    """Functions to be compiled, which run where no gradient is recorded: on a chunk of a connection's entries."""
+    depth_forward = staticmethod(moda.depth_forward)
+    depth_backward = staticmethod(moda.depth_backward)
+
+    @classmethod
+    def config_of(cls, attention: GQAttention.Config) -> "StagedAttention.Config":
+        return cls.Config(**{field.name: getattr(attention, field.name) for field in fields(attention)})
+
+    def forward(self, x: SublayerInput, attention_masks: Any, positions_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """Attention over the sequence, [B, T, D]."""
+        q_BTNH, k_BTKH, v_BTKH, _ = self.project_and_rotate(x, positions_BT)
+        return self.output(self.over_sequence(q_BTNH, k_BTKH, v_BTKH, attention_masks))
+
+    def project(self, x: SublayerInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [B, T, N, H], keys and values [B, T, K, H] before rotary positions."""
+        q_BTNH, k_BTKH, v_BTKH = self._project_apart(x) if isinstance(x, QKV) else self.qkv_linear(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
+        return q_BTNH, k_BTKH, v_BTKH
+
+    def _project_apart(self, x: QKV) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        linear = self.qkv_linear
+        if not isinstance(linear, FusedQKVLinear):
+            weights = (linear.wq.weight, linear.wk.weight, linear.wv.weight)
+        else:
+            # The rows of a key head: its queries, its key, its value.
+            rows = linear.wqkv.weight.unflatten(0, (-1, linear.r_dim, self.head_dim))
+            weights = tuple(part.flatten(0, 2) for part in rows.split([linear.heads_per_kv, 1, 1], dim=1))
+        q_BTNH, k_BTKH, v_BTKH = (
+            F.linear(x_BTD, weight).unflatten(-1, (-1, self.head_dim)) for x_BTD, weight in zip(x, weights, strict=True)
+        )
+        return q_BTNH, k_BTKH, v_BTKH
+
+    def rotate(
+        self,
+        q_BTNH: torch.Tensor,
+        k_BTKH: torch.Tensor,
+        v_BTKH: torch.Tensor,
+        positions_BT: torch.Tensor | None,
+    ) -> Rotated:
+        q_BTNH, rotated_BTKH = self.rope(q_BTNH, k_BTKH, positions_BT)
+        return Rotated(q_BTNH, rotated_BTKH, v_BTKH, k_BTKH)
+
+    def project_and_rotate(self, x: SublayerInput, positions_BT: torch.Tensor | None) -> Rotated:
+        return self.rotate(*self.project(x), positions_BT)
+
+    def over_sequence(
+        self, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, attention_masks: Any
+    ) -> torch.Tensor:
+        """The softmax over the sequence for rotated queries and keys, [B, T, N, H]."""
+        return self.inner_attention(
+            q_BTNH,
+            k_BTKH,
+            v_BTKH,
+            attention_masks=attention_masks,
+            scale=self.scaling,
+            enable_gqa=self.enable_gqa,
+        )
+
+    def over_both(
+        self,
+        q_BTNH: torch.Tensor,
+        k_BTKH: torch.Tensor,
+        v_BTKH: torch.Tensor,
+        keys: tuple[torch.Tensor, ...],
+        values: tuple[torch.Tensor, ...],
+        attention_masks: Any,
+    ) -> torch.Tensor:
+        """One softmax over the sequence and the entries at each token, [B, T, N, H]."""
+        kernels = moda.DepthKernels(self.depth_forward, self.depth_backward)
+        if isinstance(self.inner_attention, FlexAttention):
+            return self.inner_attention(
+                q_BTNH,
+                k_BTKH,
+                v_BTKH,
+                attention_masks=attention_masks,
+                scale=self.scaling,
+                enable_gqa=self.enable_gqa,
+                out_transform=lambda out_BTNH, lse_BTN: moda.join_depth(
+                    out_BTNH, lse_BTN, q_BTNH, keys, values, scale=self.scaling, kernels=kernels
+                ),
+            )
+        return moda.attend_with_depth(
+            q_BTNH, k_BTKH, v_BTKH, keys, values, allowed=attention_masks, scale=self.scaling, kernels=kernels
+        )
+
+    def attend(
+        self,
+        connection: AttentionConnection,
+        carry: State,
+        q_BTNH: torch.Tensor,
+        k_BTKH: torch.Tensor,
+        v_BTKH: torch.Tensor,
+        attention_masks: Any,
+    ) -> torch.Tensor:
+        """The softmax over the sequence and over the connection's entries, if there are any, [B, T, N, H]."""
+        keys, values = connection.entries(carry)
+        if not keys:
+            return self.over_sequence(q_BTNH, k_BTKH, v_BTKH, attention_masks)
+
+        def mass() -> torch.Tensor:
+            # What attention gives where the values of the sequence are 0 and those of the entries are 1.
+            zeros, ones = torch.zeros_like(k_BTKH), tuple(torch.ones_like(key) for key in keys)
+            return self.over_both(q_BTNH, k_BTKH, zeros, keys, ones, attention_masks).float().mean()
+
+        note("depth_key_mass", mass)
+        return self.over_both(q_BTNH, k_BTKH, v_BTKH, keys, values, attention_masks)
+
+    def output(self, heads_BTNH: torch.Tensor) -> torch.Tensor:
+        """The output projection of the heads, [B, T, D]."""
+        return self.wo(heads_BTNH.contiguous().flatten(2))
