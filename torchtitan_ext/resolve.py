@@ -2,6 +2,7 @@
 together."""
 
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchtitan_ext.recipe import compute_optimal_tokens, recipe_for
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.sizes import SIZES, Shape, padded_vocab, shape_of
 
-KNOWN_NAMES = {"model.size": list(SIZES), "model.variant": list(VARIANTS)}
+KNOWN_NAMES: dict[str, Collection[str]] = {"model.size": SIZES, "model.variant": VARIANTS}
 """Names that a run file may use, for ``load_run``."""
 
 MICRO_BATCH_TOKENS = 8192

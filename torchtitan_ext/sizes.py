@@ -61,11 +61,15 @@ class Shape(Size):
 
     def parameters(self) -> int:
         """All parameters; a tied embedding counts once."""
+        outside = self.width + (1 if self.tied else 2) * self.vocab_size * self.width
+        return self.layers * self.layer_parameters() + outside
+
+    def layer_parameters(self) -> int:
+        """The parameters of one layer."""
         attention = 2 * self.width * self.width + 2 * self.width * self.kv_heads * self.head_dim
         feed_forward = 3 * self.width * self.ffn_width
         norms = 2 * self.width
-        layers = self.layers * (attention + feed_forward + norms)
-        return layers + self.width + (1 if self.tied else 2) * self.vocab_size * self.width
+        return attention + feed_forward + norms
 
     def undecayed_parameters(self) -> int:
         """The parameters of norms, and of the embedding, which is the head's matrix too where they are tied."""
@@ -83,6 +87,10 @@ class Shape(Size):
         mask saves nothing, recomputation costs nothing.
         """
         return 6 * self.matmul_parameters() + 12 * self.layers * self.width * seq_len
+
+    def layer_flops_per_token(self, seq_len: int) -> int:
+        """Those of applying one layer once."""
+        return 6 * self.layer_parameters() + 12 * self.width * seq_len
 
 
 # Each comment gives the total parameters with 50,304 tokens (GPT-2's vocabulary, padded) and tied embeddings, then

@@ -4,8 +4,8 @@ Shape suffixes: B = batch, T = new tokens, S = all tokens so far, N = query head
 per key/value head, H = head width, V = vocabulary.
 
 Whatever replaces the residual connection, a token's depth state is made from that token alone; tokens meet only in the
-softmax over the sequence. So the keys and values of each layer's inner attention are all that later tokens need of
-earlier ones, as in a standard decoder, and the cache sits there.
+softmax over the sequence. So the keys and values of each layer's inner attention, one pair for each time that the layer
+is applied, are all that later tokens need of earlier ones, as in a standard decoder, and the cache sits there.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,6 +25,7 @@ class CachedDecoder:
         self.model = model
         self.document_BS: torch.Tensor | None = None
         self.allowed_BTS = torch.empty(0)
+        self.attentions = [CachedAttention(self) for _ in model.layers.values()]
 
     @torch.no_grad()
     def __call__(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
@@ -43,6 +44,8 @@ class CachedDecoder:
         new, total = document_BT.shape[1], self.document_BS.shape[1]
         same_BTS = document_BT[:, :, None] == self.document_BS[:, None, :]
         self.allowed_BTS = same_BTS.tril(diagonal=total - new)
+        for attention in self.attentions:
+            attention.applications = 0
         return self.model(tokens_BT, positions=positions_BT)
 
 
@@ -53,8 +56,8 @@ def cached(model: DepthDecoder) -> Iterator[CachedDecoder]:
     layers = list(model.layers.values())
     uncached = [layer.attention.inner_attention for layer in layers]
     try:
-        for layer in layers:
-            layer.attention.inner_attention = CachedAttention(decoder)
+        for layer, attention in zip(layers, decoder.attentions, strict=True):
+            layer.attention.inner_attention = attention
         yield decoder
     finally:
         for layer, attention in zip(layers, uncached, strict=True):
@@ -71,8 +74,10 @@ class CachedAttention(FlexAttention):
     def __init__(self, decoder: CachedDecoder) -> None:
         super().__init__(FlexAttention.Config())
         self.decoder = decoder
-        self.keys_BSKH: torch.Tensor | None = None
-        self.values_BSKH: torch.Tensor | None = None
+        self.applications = 0
+        """How often the layer has been applied in this call of the decoder."""
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Keys and values [B, S, K, H] of each application."""
 
     def forward(
         self,
@@ -87,9 +92,12 @@ class CachedAttention(FlexAttention):
         **unused: Any,
     ) -> torch.Tensor:
         """Return [B, T, N, H]; the argument names are those of torchtitan's inner attentions (L stands for T there)."""
-        k_BSKH = k_BLNH if self.keys_BSKH is None else torch.cat([self.keys_BSKH, k_BLNH], dim=1)
-        v_BSKH = v_BLNH if self.values_BSKH is None else torch.cat([self.values_BSKH, v_BLNH], dim=1)
-        self.keys_BSKH, self.values_BSKH = k_BSKH, v_BSKH
+        k_BSKH, v_BSKH = k_BLNH, v_BLNH
+        if self.applications < len(self.kept):
+            earlier = self.kept[self.applications]
+            k_BSKH, v_BSKH = torch.cat([earlier[0], k_BLNH], dim=1), torch.cat([earlier[1], v_BLNH], dim=1)
+        self.kept[self.applications : self.applications + 1] = [(k_BSKH, v_BSKH)]
+        self.applications += 1
         wide = torch.promote_types(q_BLNH.dtype, torch.float32)
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
         q_BTKGH = q_BLNH.unflatten(2, (k_BSKH.shape[2], -1)).to(wide) * scale

@@ -92,13 +92,15 @@ class Launch:
 @pytest.fixture(scope="session")
 def train_many(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, RunFolder]]:
     """``train_many({name: overrides}, ranks=2)`` trains all these runs in one launch and returns their folders;
-    ``prepare(name, folder)`` may fill a run's folder first; ``file`` may be another run file."""
+    ``prepare(name, folder)`` may fill a run's folder first; ``file`` may be another run file;
+    ``strangers``: the variants of docs/adding-a-variant.md are there too."""
 
     def train(
         runs: dict[str, list[str]],
         ranks: int = 2,
         prepare: Callable[[str, Path], None] | None = None,
         file: Path = run_file,
+        strangers: bool = False,
     ) -> dict[str, RunFolder]:
         base = tmp_path_factory.mktemp("many")
         folders = {name: base / name for name in runs}
@@ -109,7 +111,7 @@ def train_many(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         worker = Path(__file__).with_name("many_runs.py")
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
-            *(str(worker), str(file), str(base / "runs.json")),
+            *(str(worker), str(file), str(base / "runs.json"), *(["strangers"] if strangers else [])),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=len(runs) * TIMEOUT)

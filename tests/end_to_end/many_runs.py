@@ -1,7 +1,7 @@
 """Train several runs one after another, each in a fresh process group, importing torch once.
 
-torchrun … many_runs.py RUN_FILE RUNS.json, where RUNS.json is {run folder: [overrides]}. Every rank forks a process for
-each run, which goes through the same code as ``torchtitan_ext.train``.
+torchrun … many_runs.py RUN_FILE RUNS.json [strangers], where RUNS.json is {run folder: [overrides]}. Every rank forks a
+process for each run, which goes through the same code as ``torchtitan_ext.train``.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from torchtitan_ext import train
+from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.files import write_file
 from torchtitan_ext.titan import config  # noqa: F401  (imported before the fork: this is what takes the time)
 
@@ -31,7 +32,12 @@ def agreed_port(file: Path) -> str:
     return file.read_text()
 
 
-def main(run_file: str, runs: str) -> int:
+def main(run_file: str, runs: str, more: str = "") -> int:
+    if more == "strangers":
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from tests.strangers import STRANGERS
+
+        VARIANTS.update(STRANGERS)
     # The agent's store serves one process group; every run makes its own.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     for number, (folder, overrides) in enumerate(json.loads(Path(runs).read_text()).items()):

@@ -50,6 +50,7 @@ def decoder_config(
         lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
         layers=[_layer(shape, variant, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
+        schedule=variant.schedule(shape),
         depth_parameters=variant.parameters(shape),
         depth_flops_per_token=variant.flops_per_token(shape, seq_len),
         make_mask=make_mask,

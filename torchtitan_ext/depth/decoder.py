@@ -6,7 +6,7 @@ With the standard stream and connections this computes what ``torchtitan.models.
 the same parameter names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,13 +120,15 @@ def _acts_before_rotation(connection: AttentionConnection) -> bool:
 class DepthDecoder(Llama3Model):
     """Embeddings, a stack of layers that hand a depth state along, a final norm and the output head.
 
-    ``make_mask`` turns positions [B, T] into the attention mask of a backend that torchtitan's trainer builds none for,
-    or is None where attention is causal over the whole window.
+    ``schedule`` is the order in which layers are applied; a layer may stand there several times. ``make_mask`` turns
+    positions [B, T] into the attention mask of a backend that torchtitan's trainer builds none for, or is None where
+    attention is causal over the whole window.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):
         stream: Stream.Config
+        schedule: tuple[int, ...]
         seed: int = 0
         depth_parameters: int = 0
         depth_flops_per_token: int = 0
@@ -150,13 +152,17 @@ class DepthDecoder(Llama3Model):
             layer.connect(self.stream)
         initial.bind(self, config.seed)
 
+    def applied(self) -> Iterator[DepthLayer]:
+        """The layers in the order in which they are applied."""
+        return (self.layers[str(number)] for number in self.config.schedule)
+
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor | None = None, attention_masks: Any = None
     ) -> torch.Tensor:
         if attention_masks is None and positions is not None and self.config.make_mask is not None:
             attention_masks = self.config.make_mask(positions)
         state = self.stream.start(self.tok_embeddings(tokens))
-        for layer in self.layers.values():
+        for layer in self.applied():
             state = layer(state, attention_masks, positions)
         h_BTD = self.norm(self.stream.finish(state))
         return h_BTD if self._skip_lm_head else self.lm_head(h_BTD)

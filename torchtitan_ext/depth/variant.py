@@ -43,6 +43,12 @@ class Variant:
         """The start and the end of the depth state."""
         return Stream.Config()
 
+    def schedule(self, shape: Shape) -> tuple[int, ...]:
+        """The numbers of the layers in the order in which they are applied; by default each of them once. A layer that
+        stands there several times has its weights once. What it costs beyond one application is for
+        ``flops_per_token`` to say."""
+        return tuple(range(shape.layers))
+
     def parameters(self, shape: Shape) -> int:
         """Parameters beyond those of the standard model."""
         return 0

@@ -1,7 +1,7 @@
 """Run files into runs, and back."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchtitan_ext.run_file.yaml_text import YamlTextError, dump, parse_mapping
 def load_run(
     path: str | os.PathLike[str],
     overrides: Sequence[str] = (),
-    known: Mapping[str, Sequence[str]] | None = None,
+    known: Mapping[str, Collection[str]] | None = None,
     retired: Mapping[str, Any] | None = None,
 ) -> Run:
     """Read a run file, the files it extends and the command line's overrides into a checked run.
@@ -116,7 +116,7 @@ def _nearest_file(folder: str, name: str) -> str:
     return f"did you mean {name + '.yaml'!r}?" if name + ".yaml" in names else nearest(name, names)
 
 
-def _validate(layer: Layer, whole_file: Place, known: Mapping[str, Sequence[str]], problems: Problems) -> Run | None:
+def _validate(layer: Layer, whole_file: Place, known: Mapping[str, Collection[str]], problems: Problems) -> Run | None:
     nested: dict[str, Any] = {section: {} for section in SECTIONS}
     for key, given in layer.items():
         section, _, below = key.partition(".")
