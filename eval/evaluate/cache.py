@@ -25,7 +25,7 @@ class CachedDecoder:
         self.model = model
         self.document_BS: torch.Tensor | None = None
         self.allowed_BTS = torch.empty(0)
-        self.attentions = [CachedAttention(self) for _ in model.layers.values()]
+        self.calls = 0
 
     @torch.no_grad()
     def __call__(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
@@ -44,8 +44,7 @@ class CachedDecoder:
         new, total = document_BT.shape[1], self.document_BS.shape[1]
         same_BTS = document_BT[:, :, None] == self.document_BS[:, None, :]
         self.allowed_BTS = same_BTS.tril(diagonal=total - new)
-        for attention in self.attentions:
-            attention.applications = 0
+        self.calls += 1
         return self.model(tokens_BT, positions=positions_BT)
 
 
@@ -56,8 +55,8 @@ def cached(model: DepthDecoder) -> Iterator[CachedDecoder]:
     layers = list(model.layers.values())
     uncached = [layer.attention.inner_attention for layer in layers]
     try:
-        for layer, attention in zip(layers, decoder.attentions, strict=True):
-            layer.attention.inner_attention = attention
+        for layer in layers:
+            layer.attention.inner_attention = CachedAttention(decoder)
         yield decoder
     finally:
         for layer, attention in zip(layers, uncached, strict=True):
@@ -74,8 +73,8 @@ class CachedAttention(FlexAttention):
     def __init__(self, decoder: CachedDecoder) -> None:
         super().__init__(FlexAttention.Config())
         self.decoder = decoder
-        self.applications = 0
-        """How often the layer has been applied in this call of the decoder."""
+        self.call = self.applications = 0
+        """How often the layer has been applied in which call of the decoder."""
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Keys and values [B, S, K, H] of each application."""
 
@@ -92,6 +91,8 @@ class CachedAttention(FlexAttention):
         **unused: Any,
     ) -> torch.Tensor:
         """Return [B, T, N, H]; the argument names are those of torchtitan's inner attentions (L stands for T there)."""
+        if self.call != self.decoder.calls:
+            self.call, self.applications = self.decoder.calls, 0
         k_BSKH, v_BSKH = k_BLNH, v_BLNH
         if self.applications < len(self.kept):
             earlier = self.kept[self.applications]

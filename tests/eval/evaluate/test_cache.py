@@ -7,6 +7,7 @@ import torch
 
 from data_prep.windows import document_positions
 from eval.evaluate.cache import cached
+from tests.strangers import STRANGERS
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
@@ -14,6 +15,7 @@ from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.sizes import shape_of
 
 VOCABULARY = 67
+EVERY = {**VARIANTS, **STRANGERS}
 EOT = 3
 TOKENS = torch.tensor([[EOT, 11, 12, 13, EOT, 9, 8, 7, 6, 60, 61, 2], [5, 6, EOT, EOT, 7, 8, 9, 10, 11, 12, 13, 14]])
 
@@ -22,7 +24,7 @@ def model_of(variant: str, documents: bool) -> DepthDecoder:
     """A debug model off its start, where depth weights, gates and gains all matter."""
     config = decoder_config(
         shape_of("debug", VOCABULARY),
-        VARIANTS[variant],
+        EVERY[variant],
         seq_len=32,
         inner_attention=FusedAttention.Config(),
         make_mask=document_mask if documents else None,
@@ -44,7 +46,7 @@ def positions_of(tokens: torch.Tensor, documents: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole window", "documents"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EVERY)
 def test_cached_logits_equal_uncached_ones(variant: str, documents: bool) -> None:
     """In fp64, where only the rotary positions (fp32 in both) and the order of sums differ."""
     model = model_of(variant, documents)
