@@ -51,6 +51,7 @@ def decoder_config(
         layers=[_layer(shape, variant, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
         schedule=variant.schedule(shape),
+        variant=type(variant).__name__,
         depth_parameters=variant.parameters(shape),
         depth_flops_per_token=variant.flops_per_token(shape, seq_len),
         make_mask=make_mask,

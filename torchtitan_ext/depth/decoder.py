@@ -16,6 +16,7 @@ from torchtitan.models.common.decoder import TransformerBlock
 from torchtitan.models.llama3 import Llama3Model
 
 from . import initial
+from .author_rules import check_learned
 from .connection import QKV, AttentionConnection, Connection, State, Stream, SublayerInput
 from .staged_attention import Rotated, StagedAttention
 
@@ -120,15 +121,16 @@ def _acts_before_rotation(connection: AttentionConnection) -> bool:
 class DepthDecoder(Llama3Model):
     """Embeddings, a stack of layers that hand a depth state along, a final norm and the output head.
 
-    ``schedule`` is the order in which layers are applied; a layer may stand there several times. ``make_mask`` turns
-    positions [B, T] into the attention mask of a backend that torchtitan's trainer builds none for, or is None where
-    attention is causal over the whole window.
+    ``schedule`` is the order in which layers are applied; a layer may stand there several times. ``variant`` is the
+    name of the variant's class, for messages. ``make_mask`` turns positions [B, T] into the attention mask of a backend
+    that torchtitan's trainer builds none for, or is None where attention is causal over the whole window.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):
         stream: Stream.Config
         schedule: tuple[int, ...]
+        variant: str
         seed: int = 0
         depth_parameters: int = 0
         depth_flops_per_token: int = 0
@@ -150,7 +152,16 @@ class DepthDecoder(Llama3Model):
         self.stream = config.stream.build()
         for layer in self.layers.values():
             layer.connect(self.stream)
+        check_learned(config.variant, self.ends(), config.depth_parameters)
         initial.bind(self, config.seed)
+
+    def ends(self) -> dict[str, Stream | Connection]:
+        """The stream and all connections, by name: everything that a variant adds."""
+        return {"stream": self.stream} | {
+            f"layers.{number}.{name}": getattr(layer, name)
+            for number, layer in self.layers.items()
+            for name in ("attention_connection", "feed_forward_connection")
+        }
 
     def applied(self) -> Iterator[DepthLayer]:
         """The layers in the order in which they are applied."""

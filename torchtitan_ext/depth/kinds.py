@@ -4,9 +4,11 @@ Found out by handing a state of one token through all connections, with zeros fo
 """
 
 from collections.abc import Hashable
+from enum import Enum
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from .connection import AttentionConnection, Connection, State
@@ -51,8 +53,16 @@ def _structure(state: State) -> Hashable:
 
 
 def _settings(connection: Connection) -> Hashable:
-    plain: dict[str, Any] = {
-        name: value for name, value in vars(connection).items() if not name.startswith("_") and name != "training"
-    }
+    plain = {name: value for name, value in vars(connection).items() if name not in _INTERNAL and _is_plain(value)}
     parameters = tuple((name, value.shape, value.requires_grad) for name, value in connection.named_parameters())
     return type(connection), repr(plain), parameters
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether compiled code is compiled anew where ``value`` differs."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float | Enum)
+
+
+_INTERNAL = frozenset(vars(nn.Module()))

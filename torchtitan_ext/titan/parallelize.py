@@ -95,8 +95,9 @@ def _shard_depth_parameters(model: DepthDecoder, *, reduce_dtype: torch.dtype, *
     A scalar of 1.003 is 1.0 in bf16, so these parameters stay as they are under mixed precision. One unit needs one
     gather in a forward pass for all layers. Returns a module of the unit; None where a variant has no such parameters.
     """
-    ends = [model.stream, *(connection for layer in model.layers.values() for connection in layer.connections)]
-    learned = [module for module in ends if module.full_precision and any(True for _ in module.parameters())]
+    learned = [
+        module for module in model.ends().values() if module.full_precision and any(True for _ in module.parameters())
+    ]
     if not learned:
         return None
     policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
