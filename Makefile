@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-quick lint format clean
+.PHONY: help quickstart test test-full test-quick lint format clean
 
 help:
 	@echo "make quickstart   prepare a small corpus, train, stop, resume, finish (minutes, no network)"
 	@echo "make test         run all tests"
+	@echo "make test-full    run all tests, with every variant where \`make test\` trains some (tests/rotation.py)"
 	@echo "make test-quick   run the tests that neither start training processes nor compile"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
@@ -24,6 +25,9 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(PYTEST)
+
+test-full: $(VENV)/.installed-test
+	TEST_ROTATION=all $(PYTEST)
 
 test-quick: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"

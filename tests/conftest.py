@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rotation import VARIABLE, decide
+
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -14,6 +16,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "torchtitan_ext.cli", "prep", "builtin", "--tokenizer", "bpe:512"]
     subprocess.run([*command, "--heldout-fraction", "0.05", "--out", str(out)], check=True)
     return out
+
+
+def pytest_report_header() -> str:
+    return f"{VARIABLE}={decide()} chooses the models that are trained (tests/rotation.py)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -86,6 +86,7 @@ ROOMS = {
         "torchtitan_ext.recipe",
         "torchtitan_ext.resolve",
         "torchtitan_ext.start",
+        "torchtitan_ext.depth.architecture",
         "torchtitan_ext.depth.registry",
         "torchtitan_ext.depth.variant",
         "torchtitan_ext.study",

@@ -8,15 +8,20 @@ from typing import Any
 
 from data_prep.dataset import TokenDataset
 from data_prep.windows import Windows
-from torchtitan_ext.depth.registry import VARIANTS, variant_of
-from torchtitan_ext.depth.variant import Variant
+from torchtitan_ext.depth.architecture import Architecture
+from torchtitan_ext.depth.attentions import ATTENTIONS
+from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.parameter_groups import Group, TrainedGroup, trained_groups, with_settings
 from torchtitan_ext.recipe import compute_optimal_tokens, recipe_for
 from torchtitan_ext.run_file import Run, load_run
 from torchtitan_ext.sizes import SIZES, Shape, padded_vocab, shape_of
 
-KNOWN_NAMES: dict[str, Collection[str]] = {"model.size": SIZES, "model.variant": VARIANTS}
+KNOWN_NAMES: dict[str, Collection[str]] = {
+    "model.size": SIZES,
+    "model.variant": VARIANTS,
+    "model.attention": ATTENTIONS,
+}
 """Names that a run file may use, for ``load_run``."""
 
 MICRO_BATCH_TOKENS = 8192
@@ -29,7 +34,7 @@ class ResolvedRun:
 
     run: Run
     shape: Shape
-    variant: Variant
+    architecture: Architecture
     dataset: TokenDataset
     ranks: int
 
@@ -46,18 +51,17 @@ class ResolvedRun:
 
     @property
     def parameters(self) -> int:
-        return self.shape.parameters() + self.variant.parameters(self.shape)
+        return self.architecture.parameters(self.shape)
 
     @property
     def flops_per_token(self) -> int:
         """Training FLOPs per token, forward and backward."""
-        seq_len = self.run.data.seq_len
-        return self.shape.flops_per_token(seq_len) + self.variant.flops_per_token(self.shape, seq_len)
+        return self.architecture.flops_per_token(self.shape, self.run.data.seq_len)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The variant's parameter groups with the settings of the run."""
-        return _groups(self.run, self.variant, self.shape)
+        """The parameter groups of variant and attention with the settings of the run."""
+        return _groups(self.run, self.architecture, self.shape)
 
     def parameter_groups(self) -> tuple[TrainedGroup, ...]:
         """All parameters by how they are trained; a parameter belongs to the first group whose pattern it matches."""
@@ -73,12 +77,15 @@ class ResolvedRun:
 
     def identity(self) -> dict[str, Any]:
         """What a run folder's run is; a run that differs in any of it is another run and cannot continue there."""
-        run = self.run
+        run, machine_options = self.run, self.architecture.variant.machine_options
         return {
             "model": {
                 **asdict(self.shape),
                 "variant": run.model.variant,
-                **{f"depth.{k}": v for k, v in run.depth.items() if k not in self.variant.machine_options},
+                **{f"depth.{k}": v for k, v in run.depth.items() if k not in machine_options},
+                # Left out by default, as in run folders from before there was a choice.
+                **({} if run.model.attention == "standard" else {"attention": run.model.attention}),
+                **{f"attention.{k}": v for k, v in run.attention.items()},
             },
             "seed": run.seed,
             "data": {
@@ -98,6 +105,7 @@ class ResolvedRun:
             "name": self.run.name,
             "size": self.run.model.size,
             "variant": self.run.model.variant,
+            "attention": self.run.model.attention,
             "identity": self.identity(),
             "parameters": self.parameters,
             "flops_per_token": self.flops_per_token,
@@ -131,9 +139,9 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
         tied=model.tied,
         where=run.origin("model.size"),
     )
-    variant = variant_of(model.variant).with_options(run.depth, run.origin)
-    variant.check(shape)
-    _groups(run, variant, shape)  # a mistake in them is found here
+    architecture = architecture_of(run)
+    architecture.check(shape)
+    _groups(run, architecture, shape)  # a mistake in them is found here
 
     budget = run.training.tokens
     if run.training.tokens_per_parameter is not None:
@@ -172,11 +180,16 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
     _check_parallelism(run, ranks)
     if planned is None:
         _check_data(run, dataset, recipe.batch_tokens)
-    return ResolvedRun(filled, shape, variant, dataset, ranks)
+    return ResolvedRun(filled, shape, architecture, dataset, ranks)
 
 
-def _groups(run: Run, variant: Variant, shape: Shape) -> tuple[Group, ...]:
-    return with_settings(variant.trained_groups(shape), run.groups, run.origin)
+def architecture_of(run: Run) -> Architecture:
+    """The variant and the attention that ``run`` names, with their options. Raises ``UserError``."""
+    return Architecture.named(run.model.variant, run.depth, run.model.attention, run.attention, run.origin)
+
+
+def _groups(run: Run, architecture: Architecture, shape: Shape) -> tuple[Group, ...]:
+    return with_settings(architecture.trained_groups(shape), run.groups, run.origin)
 
 
 def planned_dataset(run: Run, vocab_size: int | None) -> TokenDataset | None:

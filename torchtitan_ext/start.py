@@ -70,7 +70,7 @@ def start_run(resolved: ResolvedRun, rank: int, gather: Gather = alone) -> RunLo
         folder.write_facts(resolved.facts())
 
     try:
-        together(gather, lambda: resolved.variant.check_machine(resolved.run.training.precision))
+        together(gather, lambda: resolved.architecture.variant.check_machine(resolved.run.training.precision))
         before = by_first(gather, rank, enter)
         compared = _compare_data(resolved.dataset, before, rank, gather)
         by_first(gather, rank, lambda: begin(compared))

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention
+from torchtitan_ext.depth.attentions import Attention
 from torchtitan_ext.depth.build import ROPE_THETA, decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.variant import Variant
@@ -32,9 +34,9 @@ DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 """What ``LlamaConfig`` takes for a missing key, where that is not what this project's decoder has."""
 
 
-def is_standard(variant: Variant) -> bool:
-    """Whether a model of ``variant`` is a plain Llama."""
-    return type(variant) is Variant
+def is_standard(architecture: Architecture) -> bool:
+    """Whether a model of ``architecture`` is a plain Llama."""
+    return type(architecture.variant) is Variant and type(architecture.attention) is Attention
 
 
 def standard_config(shape: Shape) -> DepthDecoder.Config:

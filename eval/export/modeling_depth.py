@@ -17,15 +17,15 @@ from torchtitan.models.common.attention import QKVLinear
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
-from torchtitan_ext.depth.registry import variant_of
 from torchtitan_ext.sizes import Shape
 
 
 class DepthConfig(PretrainedConfig):
-    """``config.json``: a shape by torchtitan-ext's names, the variant's name, and its options where they were set."""
+    """``config.json``: a shape by torchtitan-ext's names, and what its ``facts.json`` says of the architecture."""
 
     model_type = "torchtitan_ext"
     attribute_map = {  # noqa: RUF012  transformers reads it off the class
@@ -43,8 +43,7 @@ class DepthConfig(PretrainedConfig):
     ffn_width: int = 192
     vocab_size: int = 512
     tie_word_embeddings: bool = True
-    variant: str = "standard"
-    depth: dict | None = None
+    architecture: dict | None = None
     max_position_embeddings: int = 2048
 
 
@@ -52,9 +51,11 @@ def build(config: DepthConfig) -> DepthDecoder:
     """The decoder that ``config`` describes. Its query, key and value projections are apart, as in the files."""
     names = ("layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size")
     shape = Shape(**{name: getattr(config, name) for name in names}, tied=config.tie_word_embeddings)
+    architecture = Architecture.described({"variant": "standard", **(config.architecture or {})}, "config.json")
     model = decoder_config(
         shape,
-        variant_of(config.variant).with_options(config.depth or {}, lambda key: "config.json"),
+        architecture.variant,
+        architecture.attention,
         seq_len=config.max_position_embeddings,
         inner_attention=FusedAttention.Config(),
     )

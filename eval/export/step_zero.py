@@ -44,7 +44,11 @@ def write_step_zero(resolved: ResolvedRun, files: list[Path], vocab_size: int) -
 def initial_model(resolved: ResolvedRun) -> DepthDecoder:
     """The run's decoder on the CPU with the weights that a run of its seed starts from."""
     config = decoder_config(
-        resolved.shape, resolved.variant, seq_len=resolved.run.data.seq_len, inner_attention=FusedAttention.Config()
+        resolved.shape,
+        resolved.architecture.variant,
+        resolved.architecture.attention,
+        seq_len=resolved.run.data.seq_len,
+        inner_attention=FusedAttention.Config(),
     )
     config.seed = resolved.run.seed
     model = config.build()
@@ -54,7 +58,7 @@ def initial_model(resolved: ResolvedRun) -> DepthDecoder:
 
 def replace(model: DepthDecoder, weights: Weights) -> None:
     """Put ``weights``, by the model's own names, in place of its initial ones. What they lack stays: what a variant
-    adds, and the rows of the vocabulary's padding."""
+    or an attention adds, and the rows of the vocabulary's padding."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, tensor in weights.items():
         state[name][: tensor.shape[0]] = tensor

@@ -14,7 +14,7 @@ from eval.export.whole_folder import whole_folder
 from torchtitan_ext.files import write_file
 from torchtitan_ext.run_folder import RunFolder
 from torchtitan_ext.sizes import Shape
-from torchtitan_ext.titan.restore import DEPTH_OPTION, Description, Restored, restore
+from torchtitan_ext.titan.restore import Description, Restored, restore
 
 MODELING = Path(__file__).with_name("modeling_depth.py")
 WEIGHTS = "model.safetensors"
@@ -29,7 +29,7 @@ def write_export(folder: RunFolder, step: int, out: Path, dtype: str, tokenizer:
     """
     restored = restore(folder, step, torch.device("cpu"))
     description = restored.description
-    standard = is_standard(description.variant)
+    standard = is_standard(description.architecture)
     weights = to_llama(restored.model) if standard else _named_as_here(restored)
     weights = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in weights.items()}
     config = config_of(description.shape, description.seq_len) if standard else _depth_config(description)
@@ -37,6 +37,7 @@ def write_export(folder: RunFolder, step: int, out: Path, dtype: str, tokenizer:
         "run": description.facts["name"],
         "step": step,
         "variant": description.facts["variant"],
+        "attention": description.facts.get("attention", "standard"),
         "vocab_size_without_padding": tokenizer.vocab_size,
     }
     with whole_folder(out) as temporary:
@@ -77,8 +78,7 @@ def _depth_config(description: Description) -> dict[str, Any]:
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": shape.tied,
         "max_position_embeddings": description.seq_len,
-        "variant": model["variant"],
-        "depth": {k.removeprefix(DEPTH_OPTION): v for k, v in model.items() if k.startswith(DEPTH_OPTION)},
+        "architecture": {key: value for key, value in model.items() if not hasattr(shape, key)},
     }
 
 

@@ -1,6 +1,7 @@
 """A second, slow decoder, written out in fp64 with a loop over tokens and heads, from which tests put variants
 together."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -11,7 +12,8 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
-from torchtitan_ext.depth.build import ROPE_THETA, decoder_config
+from torchtitan_ext.depth.attentions import Attention
+from torchtitan_ext.depth.build import ROPE_THETA, STANDARD, decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.sizes import Shape, shape_of
@@ -28,18 +30,31 @@ def small_shape(layers: int = 4, **numbers: int) -> Shape:
     return shape_of("debug", VOCABULARY, layers=layers, **{"width": 32, "heads": 4, "kv_heads": 2, **numbers})
 
 
-def build(variant: Variant, shape: Shape | None = None, *, documents: bool = False, moved: float = 0.0) -> DepthDecoder:
-    """A decoder with its initial weights; to what the variant adds, normal numbers times ``moved`` are added."""
+def build(
+    variant: Variant,
+    shape: Shape | None = None,
+    *,
+    documents: bool = False,
+    moved: float = 0.0,
+    attention: Attention = STANDARD,
+) -> DepthDecoder:
+    """A decoder with its initial weights; to what variant and attention add, normal numbers times ``moved`` are
+    added."""
     mask = document_mask if documents else None
     config = decoder_config(
-        shape or small_shape(), variant, seq_len=32, inner_attention=FusedAttention.Config(), make_mask=mask
+        shape or small_shape(),
+        variant,
+        attention,
+        seq_len=32,
+        inner_attention=FusedAttention.Config(),
+        make_mask=mask,
     )
     for layer in config.layers:
         layer.attention.rope.max_seq_len = 64
     model = config.build()
     model.init_states()
     for name, parameter in model.named_parameters():
-        if "_connection." in name or name.startswith("stream."):
+        if re.search(r"_connection\.|^stream\.|attention\.(gate|[qk]_norm)\.", name):
             generator = torch.Generator().manual_seed(crc32(name.encode()))
             parameter.data += moved * torch.randn(parameter.shape, generator=generator)
     return model
@@ -102,9 +117,10 @@ class SlowDecoder:
         v: torch.Tensor,
         positions: Sequence[int],
         depth: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention for queries and keys that are turned, over each token's document so far and over the (key, value)
-        pairs of ``depth`` at the token itself; with the output projection, [T, D]."""
+        pairs of ``depth`` at the token itself, times ``gates`` [T, N, H or 1]; with the output projection, [T, D]."""
         rows = []
         for t in range(len(positions)):
             heads = []
@@ -115,7 +131,8 @@ class SlowDecoder:
                 values = [v[s, g] for s in seen] + [value[t, g] for _, value in depth]
                 scores = torch.stack([q[t, n] @ key for key in keys]) / self.shape.head_dim**0.5
                 weights = (scores - scores.max()).exp()
-                heads.append(sum(w * value for w, value in zip(weights / weights.sum(), values, strict=True)))
+                head = sum(w * value for w, value in zip(weights / weights.sum(), values, strict=True))
+                heads.append(head if gates is None else head * gates[t, n])
             rows.append(torch.cat(heads))
         return torch.stack(rows) @ self.of(layer, "attention.wo.weight").T
 
@@ -148,10 +165,17 @@ class Checks:
     slow = SlowDecoder
     tolerance = ROPE_TOLERANCE
 
-    def equals_slow(self, variant: Variant, forward: Forward, moved: float = 0.3, **numbers: int) -> None:
+    def equals_slow(
+        self,
+        variant: Variant,
+        forward: Forward,
+        moved: float = 0.3,
+        attention: Attention = STANDARD,
+        **numbers: int,
+    ) -> None:
         """The model in fp64 computes what ``forward`` does, with and without documents."""
         shape = small_shape(**{"layers": 3, "width": 16, "heads": 4, "kv_heads": 2, **numbers})
-        model = build(variant, shape, documents=True, moved=moved).double()
+        model = build(variant, shape, documents=True, moved=moved, attention=attention).double()
         slow, tokens = SlowDecoder(model, shape), tokens_of(7)
         for positions in (list(range(7)), [0, 1, 2, 0, 0, 1, 2]):
             got = model(tokens, positions=torch.tensor([positions, positions]))
@@ -163,9 +187,9 @@ class Checks:
         tokens = tokens_of()
         assert torch.equal(build(variant)(tokens), build(Variant())(tokens))
 
-    def is_causal(self, variant: Variant, shape: Shape | None = None) -> None:
+    def is_causal(self, variant: Variant, shape: Shape | None = None, attention: Attention = STANDARD) -> None:
         """A later token or another document changes no bit of an output."""
-        model = build(variant, shape, documents=True, moved=0.3)
+        model = build(variant, shape, documents=True, moved=0.3, attention=attention)
         tokens = tokens_of(12)
         positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]] * 2)
         before = model(tokens, positions=positions)
@@ -187,16 +211,16 @@ class Checks:
             assert parameters == shape.parameters() + variant.parameters(shape)
             assert flops == shape.flops_per_token(64) + variant.flops_per_token(shape, 64)
 
-    def matrix_flops(self, variant: Variant, shape: Shape) -> float:
+    def matrix_flops(self, variant: Variant, shape: Shape, attention: Attention = STANDARD) -> float:
         """FLOPs per token in matrix products beyond the standard model's, forward and backward, counted by PyTorch."""
 
-        def counted(of: Variant) -> int:
-            model = build(of, shape, moved=0.1)
+        def counted(model: DepthDecoder) -> int:
             with FlopCounterMode(display=False) as counter:
                 loss_of(model, tokens_of()).backward()
             return counter.get_total_flops()
 
-        return (counted(variant) - counted(Variant())) / tokens_of()[:, 1:].numel()
+        more = counted(build(variant, shape, moved=0.1, attention=attention)) - counted(build(Variant(), shape))
+        return more / tokens_of()[:, 1:].numel()
 
     def trains_finitely(self, variant: Variant, layers: int, dtype: torch.dtype) -> None:
         """A finite gradient for every parameter that is trained."""
@@ -209,7 +233,7 @@ class Checks:
                 assert parameter.grad is not None, name
                 assert parameter.grad.isfinite().all(), name
 
-    def compiles(self, variant: Variant, layers: int = 5, deeper: int = 9) -> None:
+    def compiles(self, variant: Variant, layers: int = 5, deeper: int = 9, attention: Attention = STANDARD) -> None:
         """Compiled it gives what it gives eagerly, and a deeper model needs no further graph."""
         graphs = 0
 
@@ -227,9 +251,9 @@ class Checks:
                 torch.testing.assert_close(compiled_gradients[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
         torch._dynamo.reset()
-        compile_and_compare(build(variant, small_shape(layers), moved=0.1))
+        compile_and_compare(build(variant, small_shape(layers), moved=0.1, attention=attention))
         needed = graphs
-        compile_and_compare(build(variant, small_shape(deeper), moved=0.1))
+        compile_and_compare(build(variant, small_shape(deeper), moved=0.1, attention=attention))
         assert graphs == needed > 0
 
 

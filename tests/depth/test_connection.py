@@ -103,7 +103,7 @@ class Scales(Variant):
     [
         (Scales(axes=()), r"^Scales: layers\.0\.attention_connection\.scale has no axis.*torch\.empty\(1\)"),
         (Scales(filled=False), r"^Scales: layers\.0\.attention_connection\.scale has no initial value; .*'scale'"),
-        (Scales(counted=3), r"^Scales: the method parameters counts 3, but its connections and its stream have 4$"),
+        (Scales(counted=3), r"^Scales: the method parameters counts 3, but what it builds has 4$"),
     ],
 )
 def test_what_an_author_forgets_is_said_in_one_line(checks: Any, variant: Scales, message: str) -> None:

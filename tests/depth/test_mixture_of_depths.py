@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex
 from torchtitan.models.common.attention import FlexAttention, get_causal_mask_mod, get_document_mask_mod
 
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
+from torchtitan_ext.depth.attentions import ATTENTIONS, QK_NORM_EPS
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.mixture_of_depths import NAMED, MixtureOfDepths
 from torchtitan_ext.depth.observe import listening
@@ -41,6 +42,37 @@ def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torc
             cache = [*cache, (key.unflatten(-1, k.shape[1:]), value.unflatten(-1, k.shape[1:]))]
         x = slow.norm(x + slow.feed_forward(i, x), slow.of(i, "ffn_norm.weight"))
     return slow.logits(x)
+
+
+def test_with_qk_norm_cached_keys_are_those_before_the_norm(checks: Any) -> None:
+    """As in the authors' code, which caches the projection's output and norms what meets in the sequence's softmax."""
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + QK_NORM_EPS).sqrt() * weight
+
+    def published_with_norm(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        layer = -1
+
+        class Normed:
+            """The slow decoder, whose queries and keys are normed on their way into the sequence's softmax."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(slow, name)
+
+            def qkv(self, number: int, h: torch.Tensor) -> Any:
+                nonlocal layer
+                layer = number
+                return slow.qkv(number, h)
+
+            def rotate(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+                # Queries are turned first; a model with as many key heads as query heads tells the two apart by order.
+                self.turn = not getattr(self, "turn", False)
+                side = "q" if self.turn else "k"
+                return slow.rotate(normed(x, slow.of(layer, f"attention.{side}_norm.weight")), positions)
+
+        return published(Normed(), tokens, positions)
+
+    checks.equals_slow(NAMED["moda"], published_with_norm, moved=0.1, layers=4, attention=ATTENTIONS["qk_norm"])
 
 
 def written_out(slow: Any, tokens: torch.Tensor, positions: Sequence[int], variant: MixtureOfDepths) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Every variant trains as the baseline does: sharded, checkpointed, compiled, resumed on other ranks, looked into."""
+"""Every variant trains as the baseline does: sharded, checkpointed, compiled, resumed on other ranks, looked into.
+
+Here is one variant per kind of depth state, with attentions beside some, and a rotation of the others.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.rotation import rotated
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.run_folder import RunFolder
 
@@ -15,9 +19,16 @@ pytestmark = pytest.mark.slow
 STEPS, HALF = 6, 3
 ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
 """The same declarations as others, by another name."""
-NAMES = [name for name in VARIANTS if name not in ALIASES]
-ONE_PER_KIND = ["standard", "attnres_block", "block_input_dep_query", "m_gate_kv", "moda", "value_residual"]
+MODELS = {name: ["--model.variant", name] for name in VARIANTS if name not in ALIASES} | {
+    f"{variant}+{attention}": ["--model.variant", variant, "--model.attention", attention]
+    for variant, attention in (("standard", "gate_headwise"), ("m_gate_kv", "gate_elementwise"), ("moda", "qk_norm"))
+}
+ONE_PER_KIND = [
+    *("standard", "attnres_block", "block_input_dep_query", "m_gate_kv", "moda", "value_residual"),
+    *("standard+gate_headwise", "m_gate_kv+gate_elementwise"),
+]
 """Of each family, and of each way to be compiled, one: compiling takes most of the time here."""
+NAMES = [*ONE_PER_KIND, *rotated([name for name in MODELS if name not in ONE_PER_KIND], 6)]
 
 TrainMany = Callable[..., dict[str, RunFolder]]
 
@@ -25,7 +36,7 @@ TrainMany = Callable[..., dict[str, RunFolder]]
 def options(variant: str, *more: str) -> list[str]:
     """Two passes per step on two ranks, documents kept apart, a checkpoint and a look inside half-way."""
     return [
-        *("--model.variant", variant, "--training.steps", str(STEPS), "--optimizer.warmup_steps", "1"),
+        *(*MODELS[variant], "--training.steps", str(STEPS), "--optimizer.warmup_steps", "1"),
         *("--data.document_mask", "true", "--checkpoint.every", str(HALF), "--heldout.every", str(HALF)),
         *("--logging.depth_every", str(HALF), *more),
     ]

@@ -26,7 +26,7 @@ KNOWN = {"model.size": ["10M", "60M"], "model.variant": ["standard", "block_attn
         ("depth:\n  block-size: 4", "x.yaml:8: depth.block-size is not a key; an option holds only letters, digits"),
         (
             "1: 5",
-            "x.yaml:7: 1 is not a key; choose from: extends, name, folder, seed, model, depth, groups, data",
+            "x.yaml:7: 1 is not a key; choose from: extends, name, folder, seed, model, depth, attention, groups",
         ),
         ('"a\\nb": 5', "x.yaml:7: 'a\\nb' is not a key; choose from: extends"),
     ],

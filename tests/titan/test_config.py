@@ -7,7 +7,9 @@ import pytest
 import yaml
 from torch import nn
 
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention
+from torchtitan_ext.depth.attentions import ATTENTIONS, Attention
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.depth.variant import Variant
@@ -28,9 +30,8 @@ def resolved(dataset: Path, tmp_path: Path, *overrides: str) -> ResolvedRun:
 def decayed(run: ResolvedRun) -> dict[str, bool]:
     """Whether each parameter of the built model is decayed: the first group whose pattern matches takes it."""
     groups = trainer_config(run).optimizer.param_groups
-    model = decoder_config(run.shape, run.variant, seq_len=64, inner_attention=FusedAttention.Config()).build()
     found = {}
-    for name, _ in model.named_parameters():
+    for name, _ in model_of(run, run.architecture).named_parameters():
         group = next(group for group in groups if re.search(group.pattern, name))
         found[name] = group.optimizer_kwargs["weight_decay"] > 0
     return found
@@ -41,21 +42,32 @@ def test_norms_and_embeddings_are_not_decayed(dataset: Path, tmp_path: Path) -> 
         assert is_decayed == name.endswith(("wqkv.weight", "wo.weight", "w1.weight", "w2.weight", "w3.weight")), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_groups_of_a_variant_are_its_parameters_and_no_others(variant: str, dataset: Path, tmp_path: Path) -> None:
-    run = resolved(dataset, tmp_path, "--model.variant", variant)
-    config = decoder_config(run.shape, run.variant, seq_len=64, inner_attention=FusedAttention.Config())
-    standard = {name for name, _ in standard_of(run).named_parameters()}
+@pytest.mark.parametrize(
+    ("variant", "attention"),
+    [
+        *((variant, "standard") for variant in VARIANTS),
+        *(("m_gate_kv", attention) for attention in ATTENTIONS if attention != "standard"),
+    ],
+)
+def test_the_groups_of_an_architecture_are_its_parameters_and_no_others(
+    variant: str, attention: str, dataset: Path, tmp_path: Path
+) -> None:
+    run = resolved(dataset, tmp_path, "--model.variant", variant, "--model.attention", attention)
+    standard = {name for name, _ in model_of(run, STANDARD).named_parameters()}
     found: dict[str, int] = {}
-    for name, parameter in config.build().named_parameters():
+    for name, parameter in model_of(run, run.architecture).named_parameters():
         group = group_of(name, run.parameter_groups())
         assert (group.name in ("matrices", "norms and embeddings")) == (name in standard), name
         found[group.name] = found.get(group.name, 0) + parameter.numel()
     assert found == {group.name: group.parameters for group in run.parameter_groups()}
 
 
-def standard_of(run: ResolvedRun) -> nn.Module:
-    return decoder_config(run.shape, Variant(), seq_len=64, inner_attention=FusedAttention.Config()).build()
+STANDARD = Architecture(Variant(), Attention())
+
+
+def model_of(run: ResolvedRun, built_of: Architecture) -> nn.Module:
+    parts = (built_of.variant, built_of.attention)
+    return decoder_config(run.shape, *parts, seq_len=64, inner_attention=FusedAttention.Config()).build()
 
 
 def test_groups_take_absolute_values_and_factors(dataset: Path, tmp_path: Path) -> None:

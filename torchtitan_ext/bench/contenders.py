@@ -83,19 +83,19 @@ def contenders(request: Request, scratch: Path) -> list[Contender]:
     runs = [baseline, *runs]
     models = [Contender(label, resolve(run, request.ranks)) for label, run in zip(_labels(runs), runs, strict=True)]
     for model in models:
-        model.resolved.variant.check_machine(model.resolved.run.training.precision)
+        model.resolved.architecture.variant.check_machine(model.resolved.run.training.precision)
     return models
 
 
 def check_same_settings(one: Run, other: Run) -> None:
-    """Raise ``UserError`` naming the keys in which two runs differ, the variant and what a benchmark does not use
-    aside."""
+    """Raise ``UserError`` naming the keys in which two runs differ, variant, attention and what a benchmark does not
+    use aside."""
     ours, theirs = _settings(one), _settings(other)
     different = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
     if different:
         raise UserError(
             f"runs {one.name} and {other.name} differ in {', '.join(different)}; "
-            "only variants under equal settings can be compared: make these keys equal"
+            "only variants and attentions under equal settings can be compared: make these keys equal"
         )
 
 
@@ -104,7 +104,7 @@ def _settings(run: Run) -> dict[str, Any]:
     return {
         key: value
         for key, value in run.flat().items()
-        if key.partition(".")[0] not in left_out and key != "model.variant"
+        if key.partition(".")[0] not in left_out and key not in ("model.variant", "model.attention")
     }
 
 
@@ -116,7 +116,7 @@ def _run_of(file: str, variant: str, overrides: list[str]) -> Run:
         return run
     foreign = [
         f"--{section}.{key}=null"
-        for section in OPEN_SECTIONS
+        for section in ("depth", "groups")
         for key in getattr(run, section)
         if variant == BASELINE or not run.origin(f"{section}.{key}").startswith("command line")
     ]

@@ -1,4 +1,4 @@
-"""From a shape and a variant to a model configuration."""
+"""From a shape, a variant and an attention to a model configuration."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,12 @@ from torchtitan_ext.recipe import EMBEDDING_STD, INIT_STD, residual_std
 from torchtitan_ext.sizes import Shape
 
 from . import initial
+from .attentions import Attention
 from .decoder import DepthDecoder, DepthLayer
 from .staged_attention import StagedAttention
 from .variant import Variant
 
+STANDARD = Attention()
 ROPE_THETA = 500_000.0
 """Llama 3's base (arXiv 2407.21783, section 3.2), also OLMo 2's."""
 ROPE_LENGTH = 131_072
@@ -26,17 +28,20 @@ ROPE_LENGTH = 131_072
 def decoder_config(
     shape: Shape,
     variant: Variant,
+    attention: Attention = STANDARD,
     *,
     seq_len: int,
     inner_attention: Module.Config,
     make_mask: Callable[[torch.Tensor], Any] | None = None,
 ) -> DepthDecoder.Config:
-    """The configuration of a decoder of ``shape`` with ``variant`` in place of its residual connection.
+    """The configuration of a decoder of ``shape`` with ``variant`` in place of its residual connection and with
+    ``attention``.
 
-    ``seq_len`` (tokens) enters the count of FLOPs alone. Raises ``UserError`` when shape and variant do not fit.
+    ``seq_len`` (tokens) enters the count of FLOPs alone. Raises ``UserError`` when they do not fit together.
     """
     shape.validate("model")
     variant.check(shape)
+    attention.check(shape)
     head = {"weight": initial.normal(EMBEDDING_STD if shape.tied else shape.width**-0.5)}
     embedding = {"weight": _skip if shape.tied else initial.normal(EMBEDDING_STD)}
     return DepthDecoder.Config(
@@ -48,21 +53,25 @@ def decoder_config(
         ),
         norm=_norm(shape),
         lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
-        layers=[_layer(shape, variant, i, inner_attention) for i in range(shape.layers)],
+        layers=[_layer(shape, variant, attention, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
         schedule=variant.schedule(shape),
         variant=type(variant).__name__,
+        attention=type(attention).__name__,
         depth_parameters=variant.parameters(shape),
-        depth_flops_per_token=variant.flops_per_token(shape, seq_len),
+        attention_parameters=attention.parameters(shape),
+        added_flops_per_token=variant.flops_per_token(shape, seq_len) + attention.flops_per_token(shape, seq_len),
         make_mask=make_mask,
     )
 
 
-def _layer(shape: Shape, variant: Variant, layer: int, inner_attention: Module.Config) -> DepthLayer.Config:
+def _layer(
+    shape: Shape, variant: Variant, attention: Attention, layer: int, inner_attention: Module.Config
+) -> DepthLayer.Config:
     attention_connection, feed_forward_connection = variant.connections(shape, layer)
     into = {"weight": initial.normal(INIT_STD)}
     out_of = {"weight": initial.normal(residual_std(shape.layers))}
-    attention = make_gqa_config(
+    standard = make_gqa_config(
         dim=shape.width,
         n_heads=shape.heads,
         n_kv_heads=shape.kv_heads,
@@ -72,13 +81,13 @@ def _layer(shape: Shape, variant: Variant, layer: int, inner_attention: Module.C
         fuse_qkv=True,
         rope=ComplexRoPE.Config(dim=shape.head_dim, max_seq_len=ROPE_LENGTH, theta=ROPE_THETA),
     )
-    attention.qkv_linear.wqkv.param_init = into
+    standard.qkv_linear.wqkv.param_init = into
     feed_forward = make_ffn_config(
         dim=shape.width, hidden_dim=shape.ffn_width, w1_param_init=into, w2w3_param_init=into
     )
     feed_forward.w2.param_init = out_of
     return DepthLayer.Config(
-        attention=StagedAttention.config_of(attention),
+        attention=attention.config(StagedAttention.config_of(standard), shape),
         feed_forward=feed_forward,
         attention_norm=_norm(shape),
         ffn_norm=_norm(shape),

@@ -29,11 +29,12 @@ State = Any
 
 
 class QKV(NamedTuple):
-    """One tensor each for queries, keys and values: separate inputs [B, T, D] of their projections."""
+    """One tensor each for queries, keys and values: what becomes of them, or separate inputs [B, T, D] of their
+    projections."""
 
-    q_BTD: torch.Tensor
-    k_BTD: torch.Tensor
-    v_BTD: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 SublayerInput: TypeAlias = torch.Tensor | QKV
@@ -88,7 +89,8 @@ class AttentionConnection(Connection):
     def before_rotation(
         self, carry: State, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
     ) -> tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The carry, queries, keys and values, before rotary positions."""
+        """The carry, queries, keys and values, before rotary positions and behind the attention's norm of queries and
+        keys if it has one."""
         return carry, q_BTNH, k_BTKH, v_BTKH
 
     def after_rotation(
@@ -100,7 +102,7 @@ class AttentionConnection(Connection):
         unrotated_BTKH: torch.Tensor,
     ) -> tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The carry, queries, keys and values that meet in the softmax; ``unrotated_BTKH`` are the keys without
-        rotary positions."""
+        rotary positions, and without the attention's norm of keys if it has one."""
         return carry, q_BTNH, k_BTKH, v_BTKH
 
     def entries(self, carry: State) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:

@@ -18,7 +18,7 @@ from torchtitan.models.llama3 import Llama3Model
 from . import initial
 from .author_rules import check_learned
 from .connection import QKV, AttentionConnection, Connection, State, Stream, SublayerInput
-from .staged_attention import Rotated, StagedAttention
+from .staged_attention import Projected, Rotated, StagedAttention
 
 
 class DepthLayer(TransformerBlock):
@@ -65,13 +65,11 @@ class DepthLayer(TransformerBlock):
     ) -> torch.Tensor:
         return self.attention(self._attention_input(x), attention_masks, positions)
 
-    def project(self, x: SublayerInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(self, x: SublayerInput) -> Projected:
         return self.attention.project(self._attention_input(x))
 
-    def rotate(
-        self, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, positions: torch.Tensor | None
-    ) -> Rotated:
-        return self.attention.rotate(q_BTNH, k_BTKH, v_BTKH, positions)
+    def rotate(self, projected: Projected, positions: torch.Tensor | None) -> Rotated:
+        return self.attention.rotate(projected, positions)
 
     def project_and_rotate(self, x: SublayerInput, positions: torch.Tensor | None) -> Rotated:
         return self.attention.project_and_rotate(self._attention_input(x), positions)
@@ -94,13 +92,14 @@ class DepthLayer(TransformerBlock):
     ) -> tuple[State, torch.Tensor]:
         """Attention in which a connection acts: the carry and the output [B, T, D]."""
         if _acts_before_rotation(connection):
-            carry, q_BTNH, k_BTKH, v_BTKH = connection.before_rotation(carry, *self.project(x))
-            rotated = self.rotate(q_BTNH, k_BTKH, v_BTKH, positions)
+            projected = self.project(x)
+            carry, q_BTNH, k_BTKH, v_BTKH = connection.before_rotation(carry, *projected.qkv)
+            rotated = self.rotate(projected._replace(qkv=QKV(q_BTNH, k_BTKH, v_BTKH)), positions)
         else:
             rotated = self.project_and_rotate(x, positions)
-        carry, q_BTNH, k_BTKH, v_BTKH = connection.after_rotation(carry, *rotated)
+        carry, q_BTNH, k_BTKH, v_BTKH = connection.after_rotation(carry, *rotated.qkv, rotated.unrotated_BTKH)
         heads_BTNH = self.attention.attend(connection, carry, q_BTNH, k_BTKH, v_BTKH, attention_masks)
-        return carry, self.attention.output(heads_BTNH)
+        return carry, self.attention.output(heads_BTNH, rotated.gates_BTNH)
 
     def forward(self, state: State, attention_masks: Any, positions: torch.Tensor | None = None) -> State:
         connection = self.attention_connection
@@ -121,8 +120,9 @@ def _acts_before_rotation(connection: AttentionConnection) -> bool:
 class DepthDecoder(Llama3Model):
     """Embeddings, a stack of layers that hand a depth state along, a final norm and the output head.
 
-    ``schedule`` is the order in which layers are applied; a layer may stand there several times. ``variant`` is the
-    name of the variant's class, for messages. ``make_mask`` turns positions [B, T] into the attention mask of a backend
+    ``schedule`` is the order in which layers are applied; a layer may stand there several times. ``variant`` and
+    ``attention`` are the names of their classes, for messages; what each adds to the standard model is counted by
+    itself. ``make_mask`` turns positions [B, T] into the attention mask of a backend
     that torchtitan's trainer builds none for, or is None where attention is causal over the whole window.
     """
 
@@ -131,9 +131,11 @@ class DepthDecoder(Llama3Model):
         stream: Stream.Config
         schedule: tuple[int, ...]
         variant: str
+        attention: str
         seed: int = 0
         depth_parameters: int = 0
-        depth_flops_per_token: int = 0
+        attention_parameters: int = 0
+        added_flops_per_token: int = 0
         make_mask: Callable[[torch.Tensor], Any] | None = None
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
@@ -143,9 +145,10 @@ class DepthDecoder(Llama3Model):
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             """Parameters, and training FLOPs per token: torchtitan's count for the standard part, which takes 6 for
-            every parameter, and the variant's own count for what it adds."""
+            every parameter, and the own counts of variant and attention for what they add."""
             parameters, flops = Llama3Model.Config.get_nparams_and_flops(self, model, seq_len)
-            return parameters, flops - 6 * self.depth_parameters + self.depth_flops_per_token
+            added = self.depth_parameters + self.attention_parameters
+            return parameters, flops - 6 * added + self.added_flops_per_token
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -153,6 +156,8 @@ class DepthDecoder(Llama3Model):
         for layer in self.layers.values():
             layer.connect(self.stream)
         check_learned(config.variant, self.ends(), config.depth_parameters)
+        attentions = {f"layers.{number}.attention": layer.attention for number, layer in self.layers.items()}
+        check_learned(config.attention, attentions, config.attention_parameters, standard=("qkv_linear", "wo"))
         initial.bind(self, config.seed)
 
     def ends(self) -> dict[str, Stream | Connection]:

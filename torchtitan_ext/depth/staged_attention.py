@@ -19,13 +19,26 @@ from .connection import QKV, AttentionConnection, State, SublayerInput
 from .observe import note
 
 
-class Rotated(NamedTuple):
-    """Queries [B, T, N, H] and keys with rotary positions, values, and the keys without, [B, T, K, H]."""
+class Projected(NamedTuple):
+    """What attention makes of its input.
 
-    q_BTNH: torch.Tensor
-    k_BTKH: torch.Tensor
-    v_BTKH: torch.Tensor
+    Attributes:
+        qkv: queries [B, T, N, H], keys and values [B, T, K, H], normed where the attention norms them.
+        raw_k_BTKH: the keys before that norm; None without one.
+        gates_BTNH: factors on the heads' output, [B, T, N, H] or [B, T, N, 1]; None without gates.
+    """
+
+    qkv: QKV
+    raw_k_BTKH: torch.Tensor | None
+    gates_BTNH: torch.Tensor | None
+
+
+class Rotated(NamedTuple):
+    """``qkv``, queries and keys with rotary positions; the keys without these and without norm; and the gates."""
+
+    qkv: QKV
     unrotated_BTKH: torch.Tensor
+    gates_BTNH: torch.Tensor | None
 
 
 class StagedAttention(GQAttention):
@@ -41,20 +54,28 @@ class StagedAttention(GQAttention):
     depth_backward = staticmethod(moda.depth_backward)
 
     @classmethod
-    def config_of(cls, attention: GQAttention.Config) -> "StagedAttention.Config":
-        return cls.Config(**{field.name: getattr(attention, field.name) for field in fields(attention)})
+    def config_of(cls, attention: GQAttention.Config, **own: Any) -> "StagedAttention.Config":
+        """The configuration of ``attention`` as one of this class, with its ``own`` fields."""
+        return cls.Config(**{field.name: getattr(attention, field.name) for field in fields(attention)} | own)
 
     def forward(self, x: SublayerInput, attention_masks: Any, positions_BT: torch.Tensor | None = None) -> torch.Tensor:
         """Attention over the sequence, [B, T, D]."""
-        q_BTNH, k_BTKH, v_BTKH, _ = self.project_and_rotate(x, positions_BT)
-        return self.output(self.over_sequence(q_BTNH, k_BTKH, v_BTKH, attention_masks))
+        rotated = self.project_and_rotate(x, positions_BT)
+        return self.output(self.over_sequence(*rotated.qkv, attention_masks), rotated.gates_BTNH)
 
-    def project(self, x: SublayerInput) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [B, T, N, H], keys and values [B, T, K, H] before rotary positions."""
-        q_BTNH, k_BTKH, v_BTKH = self._project_apart(x) if isinstance(x, QKV) else self.qkv_linear(x)
+    def gates(self, h_BTD: torch.Tensor) -> torch.Tensor | None:
+        """Factors on the heads' output, [B, T, N, H] or [B, T, N, 1], from the input of the queries' projection."""
+        return None
+
+    def project(self, x: SublayerInput) -> Projected:
+        """Queries, keys and values before rotary positions, and the gates."""
+        apart = isinstance(x, QKV)
+        q_BTNH, k_BTKH, v_BTKH = self._project_apart(x) if apart else self.qkv_linear(x)
+        raw_k_BTKH = None
         if self.q_norm is not None and self.k_norm is not None:
+            raw_k_BTKH = k_BTKH
             q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
-        return q_BTNH, k_BTKH, v_BTKH
+        return Projected(QKV(q_BTNH, k_BTKH, v_BTKH), raw_k_BTKH, self.gates(x.q if apart else x))
 
     def _project_apart(self, x: QKV) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         linear = self.qkv_linear
@@ -69,18 +90,14 @@ class StagedAttention(GQAttention):
         )
         return q_BTNH, k_BTKH, v_BTKH
 
-    def rotate(
-        self,
-        q_BTNH: torch.Tensor,
-        k_BTKH: torch.Tensor,
-        v_BTKH: torch.Tensor,
-        positions_BT: torch.Tensor | None,
-    ) -> Rotated:
+    def rotate(self, projected: Projected, positions_BT: torch.Tensor | None) -> Rotated:
+        q_BTNH, k_BTKH, v_BTKH = projected.qkv
         q_BTNH, rotated_BTKH = self.rope(q_BTNH, k_BTKH, positions_BT)
-        return Rotated(q_BTNH, rotated_BTKH, v_BTKH, k_BTKH)
+        unrotated_BTKH = k_BTKH if projected.raw_k_BTKH is None else projected.raw_k_BTKH
+        return Rotated(QKV(q_BTNH, rotated_BTKH, v_BTKH), unrotated_BTKH, projected.gates_BTNH)
 
     def project_and_rotate(self, x: SublayerInput, positions_BT: torch.Tensor | None) -> Rotated:
-        return self.rotate(*self.project(x), positions_BT)
+        return self.rotate(self.project(x), positions_BT)
 
     def over_sequence(
         self, q_BTNH: torch.Tensor, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, attention_masks: Any
@@ -144,6 +161,8 @@ class StagedAttention(GQAttention):
         note("depth_key_mass", mass)
         return self.over_both(q_BTNH, k_BTKH, v_BTKH, keys, values, attention_masks)
 
-    def output(self, heads_BTNH: torch.Tensor) -> torch.Tensor:
-        """The output projection of the heads, [B, T, D]."""
+    def output(self, heads_BTNH: torch.Tensor, gates_BTNH: torch.Tensor | None) -> torch.Tensor:
+        """The output projection of the heads, after their gates if there are any, [B, T, D]."""
+        if gates_BTNH is not None:
+            heads_BTNH = heads_BTNH * gates_BTNH
         return self.wo(heads_BTNH.contiguous().flatten(2))

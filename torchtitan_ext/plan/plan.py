@@ -89,7 +89,7 @@ def standard_of(resolved: ResolvedRun) -> ResolvedRun:
     """The same run with the standard residual in place of its variant."""
     model = resolved.run.model.model_copy(update={"variant": "standard"})
     run = resolved.run.model_copy(update={"model": model, "depth": {}, "groups": {}})
-    return replace(resolved, run=run, variant=VARIANTS["standard"])
+    return replace(resolved, run=run, architecture=replace(resolved.architecture, variant=VARIANTS["standard"]))
 
 
 def tokens_per_second(resolved: ResolvedRun, speed: Speed) -> float:

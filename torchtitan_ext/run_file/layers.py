@@ -92,7 +92,7 @@ def unknown_key(key: str, dashes: str = "") -> str:
     names = [name for name in fields() if name not in OPEN_SECTIONS]
     elsewhere = [name for name in names if name.rpartition(".")[2] == last]
     top = key.partition(".")[0]
-    if top == "depth":
+    if top in ("depth", "attention"):
         hint = "an option holds only letters, digits and '_'"
     elif top == "groups":
         hint = f"write the name of a parameter group and one of {', '.join(SETTINGS)}, such as groups.gates.lr_factor"

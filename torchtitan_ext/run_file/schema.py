@@ -132,6 +132,7 @@ class Model(_Section):
     variant: Text = Field(
         default="standard", description="name of the residual connection's replacement; standard is none"
     )
+    attention: Text = Field(default="standard", description="name of the attention's form; standard is Llama 3's")
     layers: Whole | None = Field(default=None, gt=0, description="number of layers, instead of the size's")
     width: Whole | None = Field(default=None, gt=0, description="model width, instead of the size's")
     heads: Whole | None = Field(
@@ -314,8 +315,11 @@ class Run(_Section):
     depth: dict[Annotated[str, AfterValidator(_option_name)], int | float | bool | Text] = Field(
         default={}, description="options of the variant; null takes an inherited one back"
     )
+    attention: dict[Annotated[str, AfterValidator(_option_name)], int | float | bool | Text] = Field(
+        default={}, description="options of the attention; null takes an inherited one back"
+    )
     groups: dict[Annotated[str, AfterValidator(_group_setting)], Annotated[float, Field(ge=0)]] = Field(
-        default={}, description="learning rate or weight decay of parameters that the variant adds, by parameter group"
+        default={}, description="learning rate or weight decay of what variant and attention add, by parameter group"
     )
     data: Data
     training: Training
@@ -384,8 +388,8 @@ def _section(info: FieldInfo) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-OPEN_SECTIONS = {"depth": is_option_name, "groups": is_group_setting}
-"""Sections whose keys follow from the variant, with the test of a key; each counts as one key of a run."""
+OPEN_SECTIONS = {"depth": is_option_name, "attention": is_option_name, "groups": is_group_setting}
+"""Sections whose keys follow from variant and attention, with the test of a key; each counts as one key of a run."""
 SECTIONS = tuple(name for name, info in Run.model_fields.items() if _section(info) or name in OPEN_SECTIONS)
 """Keys whose values are mappings."""
 

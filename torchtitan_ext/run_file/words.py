@@ -11,7 +11,7 @@ from torchtitan_ext.errors import nearest
 from torchtitan_ext.run_file.schema import OPEN_SECTIONS, fields
 from torchtitan_ext.run_file.yaml_text import Table
 
-_OPEN_LABELS = {"depth": "depth.<option>", "groups": "groups.<group>.<setting>"}
+_OPEN_LABELS = {"depth": "depth.<option>", "attention": "attention.<option>", "groups": "groups.<group>.<setting>"}
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -120,7 +120,7 @@ def _default(key: str, info: FieldInfo) -> str:
     if key == "name":
         return "the file's name without its ending"
     if key in OPEN_SECTIONS:
-        return "the variant's"
+        return "the attention's" if key == "attention" else "the variant's"
     if info.default is PydanticUndefined:
         return "required"
     return "null" if info.default is None else show(info.default).strip("'")

@@ -12,11 +12,10 @@ from typing import Any
 
 from data_prep.dataset import TokenDataset
 from data_prep.manifest import MANIFEST
-from torchtitan_ext.depth.registry import variant_of
-from torchtitan_ext.depth.variant import Variant
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.recipe import recipe_for
-from torchtitan_ext.resolve import ResolvedRun
+from torchtitan_ext.resolve import ResolvedRun, architecture_of
 from torchtitan_ext.run_file import Run
 from torchtitan_ext.sizes import Shape, padded_vocab, shape_of
 from torchtitan_ext.study.differences import SHAPE
@@ -80,7 +79,7 @@ class Group:
     @cached_property
     def reference(self) -> ResolvedRun:
         """The baseline's run with nothing left open."""
-        self._variant(self.reference_entry, self.reference_run, self.reference_keys)
+        self._architecture(self.reference_entry, self.reference_run, self.reference_keys)
         return self.reference_keys.resolve(self.reference_run, self.launch)
 
     def baseline(self) -> Case:
@@ -107,15 +106,15 @@ class Group:
         what = f"{place}: {entry.label} at {entry.size or self.size}"
         keys = self._entry_keys(entry)
         run = keys.load(self.study.base_file)
-        variant = self._variant(entry, run, keys)
+        architecture = self._architecture(entry, run, keys)
         matches = []
         if self.study.budget.match == "params":
-            matches.append(self._match_parameters(entry, run, variant))
+            matches.append(self._match_parameters(entry, run, architecture))
             keys = keys.with_values(matches[0].solved, place)
             run = keys.load(self.study.base_file)
-            self._variant(entry, run, keys)  # has to fit the widths that were found
+            self._architecture(entry, run, keys)  # has to fit the widths that were found
         shape = self.shape(run)
-        flops = shape.flops_per_token(run.data.seq_len) + variant.flops_per_token(shape, run.data.seq_len)
+        flops = architecture.flops_per_token(shape, run.data.seq_len)
         length = self._match_length(entry, flops, what)
         if length.solved:
             matches.append(length)
@@ -141,7 +140,7 @@ class Group:
             size=entry.size or self.size,
             control=None,
             keys=keys,
-            parameters=shape.parameters() + variant.parameters(shape),
+            parameters=architecture.parameters(shape),
             matches=tuple(matches),
             intended=frozenset(intended),
             place=place,
@@ -162,19 +161,19 @@ class Group:
             keys = keys.with_values({key: value}, origin("variants", number, "set", key))
         return keys
 
-    def _variant(self, entry: Entry, run: Run, keys: RunKeys) -> Variant:
-        """The entry's variant with its options. Raises ``UserError`` when they do not fit the model."""
+    def _architecture(self, entry: Entry, run: Run, keys: RunKeys) -> Architecture:
+        """What the entry's models are built of. Raises ``UserError`` when they do not fit the model."""
         where = f"{self._place(entry)}: {entry.label} at {entry.size or self.size}"
         try:
-            variant = variant_of(entry.variant).with_options(run.depth, run.origin)
+            architecture = architecture_of(run)
         except UserError as error:
             raise UserError(keys.in_study(str(error))) from None
         shape = self.shape(run, where=where)
         try:
-            variant.check(shape)
+            architecture.check(shape)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-        return variant
+        return architecture
 
     @cached_property
     def _vocab_size(self) -> int:
@@ -193,14 +192,13 @@ class Group:
         asked = run.model.model_dump(include={*SHAPE, "tied"})
         return shape_of(run.model.size, self._vocab_size, **{**asked, **(other or {})}, where=where)
 
-    def _match_parameters(self, entry: Entry, run: Run, variant: Variant) -> Match:
+    def _match_parameters(self, entry: Entry, run: Run, architecture: Architecture) -> Match:
         """Widths for as many parameters as the baseline has; a width that the entry sets is kept."""
         target, tolerance = self.reference.parameters, self.study.budget.tolerance
         found: dict[str, int] = {}
 
         def count(**other: int) -> int:
-            shape = self.shape(run, {**found, **other})
-            return shape.parameters() + variant.parameters(shape)
+            return architecture.parameters(self.shape(run, {**found, **other}))
 
         if self.study.budget.by == "width" and "model.width" not in entry.set:
             heads = self.shape(run).heads

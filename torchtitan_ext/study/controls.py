@@ -40,8 +40,7 @@ def wider(group: Group, variant: Case, width: int | None, place: str) -> Case:
     what = f"{place}: {label} at {group.size}"
 
     def parameters(**widths: int) -> int:
-        shape = group.shape(group.reference_run, widths, what)
-        return shape.parameters() + group.reference.variant.parameters(shape)
+        return group.reference.architecture.parameters(group.shape(group.reference_run, widths, what))
 
     if width is not None:
         own, got = {"model.width": width}, parameters(width=width)

@@ -17,7 +17,7 @@ def parameter_lines(groups: RunsByLabel) -> Iterator[str]:
     yield from row("parameters", COLUMNS, WIDTHS)
     for run, resolved in solved(groups):
         decayed = _decayed(resolved)
-        idle = resolved.variant.without_gradient(resolved.shape)
+        idle = resolved.architecture.variant.without_gradient(resolved.shape)
         numbers = (resolved.parameters, decayed, resolved.parameters - decayed, idle)
         yield from row(run.label, [f"{number:,}" for number in numbers], WIDTHS)
 

@@ -10,9 +10,9 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.build import decoder_config
-from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.resolve import ResolvedRun
 from torchtitan_ext.sizes import Shape
 from torchtitan_ext.start import start_run
@@ -28,7 +28,13 @@ NEVER = 2**62
 
 
 def model_spec(
-    shape: Shape, variant: Variant, *, seq_len: int, documents: bool, flavor: str = "", on_cpu: bool | None = None
+    shape: Shape,
+    architecture: Architecture,
+    *,
+    seq_len: int,
+    documents: bool,
+    flavor: str = "",
+    on_cpu: bool | None = None,
 ) -> ModelSpec:
     """The model as torchtitan takes it. ``documents``: attention stays within a document. ``on_cpu`` is by default
     whether there is no accelerator."""
@@ -39,7 +45,8 @@ def model_spec(
         flavor=flavor,
         model=decoder_config(
             shape,
-            variant,
+            architecture.variant,
+            architecture.attention,
             seq_len=seq_len,
             inner_attention=FlexAttention.Config() if flex else FusedAttention.Config(),
             make_mask=document_mask if documents and on_cpu else None,
@@ -62,10 +69,10 @@ def trainer_config(resolved: ResolvedRun, on_cpu: bool | None = None) -> DepthTr
         start=partial(start_run, resolved),
         model_spec=model_spec(
             resolved.shape,
-            resolved.variant,
+            resolved.architecture,
             seq_len=seq_len,
             documents=run.data.document_mask,
-            flavor=f"{run.model.size} {run.model.variant}",
+            flavor=f"{run.model.size} {run.model.variant} {run.model.attention}",
             on_cpu=on_cpu,
         ),
         hf_assets_path=str(resolved.dataset.path),

@@ -16,11 +16,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
-from torchtitan_ext.depth.registry import variant_of
-from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.older import RETIRED_KEYS
 from torchtitan_ext.run_file import Run, load_run
@@ -29,9 +28,6 @@ from torchtitan_ext.sizes import Shape
 
 from .checkpoint_files import Damage, check_contents, damage_of, read_file_list, saved_steps
 from .todays_names import TodaysNames, todays_names
-
-DEPTH_OPTION = "depth."
-"""How a variant's options begin among the facts about a model."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +38,13 @@ class Description:
         run: the resolved run. ``run.data.path`` is the data set, whose folder also holds the tokeniser.
         facts: the run's ``facts.json``.
         shape: its ``vocab_size`` is padded; ``facts["identity"]["data"]["vocab_size"]`` is the tokeniser's.
-        variant: with the run's options.
+        architecture: its variant and its attention, with the run's options.
     """
 
     run: Run
     facts: dict[str, Any]
     shape: Shape
-    variant: Variant
+    architecture: Architecture
 
     @property
     def seq_len(self) -> int:
@@ -82,17 +78,13 @@ def describe(folder: RunFolder) -> Description:
         raise UserError(f"{folder.path} has no run.yaml; it is not a whole run folder")
     try:
         model = dict(facts["identity"]["model"])
-        options = {
-            key.removeprefix(DEPTH_OPTION): model.pop(key) for key in list(model) if key.startswith(DEPTH_OPTION)
-        }
-        name = model.pop("variant")
+        architecture = Architecture.described(model, str(folder.path / "facts.json"))
         shape = Shape(**model)
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{folder.path / 'facts.json'} does not describe a model this version knows ({error})"
         ) from error
-    variant = variant_of(name).with_options(options, lambda key: str(folder.path / "facts.json"))
-    return Description(load_run(run_file, retired=RETIRED_KEYS), facts, shape, variant)
+    return Description(load_run(run_file, retired=RETIRED_KEYS), facts, shape, architecture)
 
 
 def find_checkpoint(folder: RunFolder, step: int | None = None) -> tuple[int, Path]:
@@ -142,7 +134,8 @@ def build(description: Description) -> DepthDecoder:
     """The run's decoder on the CPU, its parameters' memory not yet filled."""
     config = decoder_config(
         description.shape,
-        description.variant,
+        description.architecture.variant,
+        description.architecture.attention,
         seq_len=description.seq_len,
         inner_attention=FusedAttention.Config(),
         make_mask=document_mask if description.run.data.document_mask else None,

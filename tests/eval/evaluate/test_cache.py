@@ -9,6 +9,7 @@ from data_prep.windows import document_positions
 from eval.evaluate.cache import cached
 from tests.strangers import STRANGERS
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
+from torchtitan_ext.depth.attentions import ATTENTIONS
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.registry import VARIANTS
@@ -20,11 +21,12 @@ EOT = 3
 TOKENS = torch.tensor([[EOT, 11, 12, 13, EOT, 9, 8, 7, 6, 60, 61, 2], [5, 6, EOT, EOT, 7, 8, 9, 10, 11, 12, 13, 14]])
 
 
-def model_of(variant: str, documents: bool) -> DepthDecoder:
+def model_of(variant: str, documents: bool, attention: str = "standard") -> DepthDecoder:
     """A debug model off its start, where depth weights, gates and gains all matter."""
     config = decoder_config(
         shape_of("debug", VOCABULARY),
         EVERY[variant],
+        ATTENTIONS[attention],
         seq_len=32,
         inner_attention=FusedAttention.Config(),
         make_mask=document_mask if documents else None,
@@ -46,10 +48,13 @@ def positions_of(tokens: torch.Tensor, documents: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole window", "documents"])
-@pytest.mark.parametrize("variant", EVERY)
-def test_cached_logits_equal_uncached_ones(variant: str, documents: bool) -> None:
+@pytest.mark.parametrize(
+    ("variant", "attention"),
+    [*((name, "standard") for name in EVERY), ("moda", "qk_norm"), ("m_gate_kv", "gate_elementwise")],
+)
+def test_cached_logits_equal_uncached_ones(variant: str, attention: str, documents: bool) -> None:
     """In fp64, where only the rotary positions (fp32 in both) and the order of sums differ."""
-    model = model_of(variant, documents)
+    model = model_of(variant, documents, attention)
     positions = positions_of(TOKENS, documents)
     with torch.no_grad():
         whole = model(TOKENS, positions=positions if documents else None)

@@ -32,7 +32,7 @@ def test_the_weights_and_options_are_those_of_the_run(
     assert restored.description.vocab_size == 512
     for option in options[::2]:
         name = option.removeprefix("--depth.")
-        assert getattr(restored.description.variant, name) == 2 != getattr(VARIANTS[variant], name)
+        assert getattr(restored.description.architecture.variant, name) == 2 != getattr(VARIANTS[variant], name)
     state = restored.model.state_dict()
     assert state.keys() == saved.state_dict().keys()
     for name, tensor in saved.state_dict().items():

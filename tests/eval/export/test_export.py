@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from torchtitan_ext.depth.attentions import ATTENTIONS
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
@@ -118,11 +119,21 @@ def test_bfloat16_halves_the_file_and_rounds_the_weights(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "standard"])
-def test_a_variant_has_the_same_logits(variant: str, make_run: MakeRun, depth_export: Command, tmp_path: Path) -> None:
-    folder = make_run(variant, "--model.variant", variant)
-    depth_export(folder.path, "--out", tmp_path / variant)
-    theirs = load(tmp_path / variant, trust_remote_code=True)(tokens()).logits
+@pytest.mark.parametrize(
+    ("variant", "attention"),
+    [
+        *((name, "standard") for name in VARIANTS if name != "standard"),
+        *(("standard", name) for name in ATTENTIONS if name != "standard"),
+        ("moda", "gate_headwise"),
+    ],
+)
+def test_an_architecture_has_the_same_logits(
+    variant: str, attention: str, make_run: MakeRun, depth_export: Command, tmp_path: Path
+) -> None:
+    name = f"{variant}-{attention}"
+    folder = make_run(name, "--model.variant", variant, "--model.attention", attention)
+    depth_export(folder.path, "--out", tmp_path / name)
+    theirs = load(tmp_path / name, trust_remote_code=True)(tokens()).logits
     assert theirs.std() > 0.3
     ours = restore(folder, device=torch.device("cpu")).model(tokens())
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
@@ -145,12 +156,14 @@ def test_a_variants_options_reach_the_exported_model(windowed: tuple[RunFolder, 
     ours = restore(folder, device=torch.device("cpu")).model
     torch.testing.assert_close(model(tokens()).logits, ours(tokens()), rtol=0, atol=1e-5)
     config = json.loads((out / "config.json").read_text())
-    assert config["depth"] == {"window": 2}
+    assert config["architecture"] == {"variant": "control_block", "depth.window": 2}
     # The option counts: without it the model is another one.
-    del config["depth"]
+    del config["architecture"]["depth.window"]
     (out / "config.json").write_text(json.dumps(config))
     other = load(out, trust_remote_code=True)(tokens()).logits
-    (out / "config.json").write_text(json.dumps({**config, "depth": {"window": 2}}))
+    (out / "config.json").write_text(
+        json.dumps({**config, "architecture": {"variant": "control_block", "depth.window": 2}})
+    )
     assert (other - model(tokens()).logits).abs().max() > 1e-2
 
 
