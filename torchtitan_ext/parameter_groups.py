@@ -86,7 +86,7 @@ def trained_groups(
     ``standard`` has the numbers of parameters of the standard part: ``"matrices"`` and ``"norms and embeddings"``.
     OLMo-core leaves embeddings undecayed, nanoGPT everything with fewer than two axes: norms and biases.
     """
-    undecayed = r"norm\.|\.bias$|^tok_embeddings\."
+    undecayed = r"norm\.|\.bias$|^(tok|position)_embeddings\."
     if tied:
         undecayed += r"|^lm_head\."
     groups = [

@@ -3,7 +3,7 @@ together."""
 
 import os
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from data_prep.dataset import TokenDataset
@@ -80,7 +80,7 @@ class ResolvedRun:
         run, machine_options = self.run, self.architecture.variant.machine_options
         return {
             "model": {
-                **asdict(self.shape),
+                **self.shape.described(),
                 "variant": run.model.variant,
                 **{f"depth.{k}": v for k, v in run.depth.items() if k not in machine_options},
                 # Left out by default, as in run folders from before there was a choice.
@@ -137,6 +137,8 @@ def resolve(run: Run, ranks: int, planned: TokenDataset | None = None) -> Resolv
         kv_heads=model.kv_heads,
         ffn_width=model.ffn_width,
         tied=model.tied,
+        block=model.block,
+        seq_len=run.data.seq_len,
         where=run.origin("model.size"),
     )
     architecture = architecture_of(run)

@@ -1,10 +1,12 @@
 """The shapes of the models by name, and how many parameters and FLOPs a shape has.
 
 The architecture is torchtitan's Llama 3: grouped-query attention, RMSNorm before each sublayer and before the head,
-SwiGLU with three matrices, no biases, rotary positions, head dimension ``width / heads``.
+SwiGLU with three matrices, no biases, rotary positions, head dimension ``width / heads``. With another block it
+is GPT-2's.
 """
 
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from torchtitan_ext.errors import UserError, nearest
 
@@ -27,20 +29,44 @@ class Size:
 
 @dataclass(frozen=True)
 class Shape(Size):
-    """A size with its vocabulary: enough to build a model. ``tied``: the head shares the embedding's matrix."""
+    """A size with its vocabulary: enough to build a standard model.
+
+    Attributes:
+        tied: the head shares the embedding's matrix.
+        block: one of ``BLOCKS``.
+        positions: learned embeddings of positions, which blocks other than ``llama`` have; else 0.
+    """
 
     vocab_size: int
     tied: bool = True
+    block: str = "llama"
+    positions: int = 0
+
+    @property
+    def is_llama(self) -> bool:
+        return self.block == "llama"
+
+    @property
+    def biases(self) -> bool:
+        """Whether norms and projections have biases."""
+        return self.block == "gpt2"
 
     @property
     def head_dim(self) -> int:
         """Query, key and value dimension of one attention head: ``width / heads``."""
         return self.width // self.heads
 
+    def described(self) -> dict[str, Any]:
+        """All fields by name, as run folders have them: those of the block are left out for ``llama``, as before there
+        was a choice."""
+        return {name: value for name, value in asdict(self).items() if not (self.is_llama and name in _OF_THE_BLOCK)}
+
     def validate(self, where: str) -> None:
         """Raise `UserError`, starting with ``where``, for the first number that no decoder can have."""
+        if self.block not in BLOCKS:
+            raise UserError(f"{where}: block {self.block!r} is unknown; {nearest(self.block, BLOCKS)}")
         for name, value in asdict(self).items():
-            if name != "tied" and value < 1:
+            if name not in ("tied", "block", "positions") and value < 1:
                 raise UserError(f"{where}: {name} = {value}, but it must be 1 or more")
         if self.width % 2:
             raise UserError(f"{where}: width = {self.width} is odd; rotary positions need an even head dimension")
@@ -61,23 +87,31 @@ class Shape(Size):
 
     def parameters(self) -> int:
         """All parameters; a tied embedding counts once."""
-        outside = self.width + (1 if self.tied else 2) * self.vocab_size * self.width
-        return self.layers * self.layer_parameters() + outside
+        embeddings = (1 if self.tied else 2) * self.vocab_size + self.positions
+        return self.layers * self.layer_parameters() + self._norm_parameters() + embeddings * self.width
+
+    def _norm_parameters(self) -> int:
+        return self.width * (1 + self.biases)
 
     def layer_parameters(self) -> int:
         """The parameters of one layer."""
         attention = 2 * self.width * self.width + 2 * self.width * self.kv_heads * self.head_dim
-        feed_forward = 3 * self.width * self.ffn_width
-        norms = 2 * self.width
-        return attention + feed_forward + norms
+        feed_forward = (3 if self.is_llama else 2) * self.width * self.ffn_width
+        return attention + feed_forward + 2 * self._norm_parameters() + self._layer_biases()
+
+    def _layer_biases(self) -> int:
+        """The biases of one layer's projections."""
+        return self.biases * (3 * self.width + 2 * self.kv_heads * self.head_dim + self.ffn_width)
 
     def undecayed_parameters(self) -> int:
-        """The parameters of norms, and of the embedding, which is the head's matrix too where they are tied."""
-        return (2 * self.layers + 1) * self.width + self.vocab_size * self.width
+        """The parameters of norms, of biases, and of the embeddings, one of which is the head's matrix too where they
+        are tied."""
+        embeddings = (self.vocab_size + self.positions) * self.width
+        return (2 * self.layers + 1) * self._norm_parameters() + self.layers * self._layer_biases() + embeddings
 
     def matmul_parameters(self) -> int:
-        """The parameters without the embedding look-up; a tied embedding stays in, for it is the head's matrix."""
-        return self.parameters() if self.tied else self.parameters() - self.vocab_size * self.width
+        """The parameters without the embedding look-ups; a tied embedding stays in, for it is the head's matrix."""
+        return self.parameters() - (self.positions + (0 if self.tied else self.vocab_size)) * self.width
 
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs per token at sequences of ``seq_len`` tokens, forward and backward.
@@ -92,6 +126,13 @@ class Shape(Size):
         """Those of applying one layer once."""
         return 6 * self.layer_parameters() + 12 * self.width * seq_len
 
+
+_OF_THE_BLOCK = ("block", "positions")
+BLOCKS = ("llama", "gpt2", "nanogpt")
+"""The layers of a standard model. ``llama``: RMSNorm, SwiGLU, rotary positions, no biases. ``gpt2`` (Radford et al.
+2019; github.com/openai/gpt-2): LayerNorm, GELU by its tanh approximation, learned positions, biases. ``nanogpt``
+(github.com/karpathy/nanoGPT with ``bias=False``, its ``train.py``'s default): the same with the exact GELU and without
+biases."""
 
 # Each comment gives the total parameters with 50,304 tokens (GPT-2's vocabulary, padded) and tied embeddings, then
 # where the shape comes from: a Hugging Face name stands for that model's config.json. Deep and thin below 500M, as
@@ -140,9 +181,14 @@ def shape_of(
     kv_heads: int | None = None,
     ffn_width: int | None = None,
     tied: bool = True,
+    block: str = "llama",
+    seq_len: int = 0,
     where: str = "model",
 ) -> Shape:
     """Return the shape of a named size for a vocabulary, with any of its numbers replaced.
+
+    Blocks other than ``llama`` have a learned position for each of ``seq_len`` tokens, and two matrices in the
+    feed-forward in place of three: without a new ``ffn_width`` they get 3/2 of the size's, for as many parameters.
 
     A new ``width`` without a new ``ffn_width`` keeps the size's feed-forward ratio, to a multiple of 8. Nothing else
     follows: head counts stay as they are.
@@ -153,11 +199,13 @@ def shape_of(
     if size not in SIZES:
         raise UserError(f"{where}: no size is called {size!r}; {nearest(size, SIZES)}")
     named = SIZES[size]
-    if width is not None and ffn_width is None:
-        ffn_width = max(8, 8 * round(named.ffn_width * width / (8 * named.width)))
+    if ffn_width is None and (width is not None or block != "llama"):
+        ratio = named.ffn_width / named.width * (1 if block == "llama" else 1.5)
+        ffn_width = max(8, 8 * round(ratio * (width or named.width) / 8))
     given = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "ffn_width": ffn_width}
     chosen = replace(named, **{name: value for name, value in given.items() if value is not None})
-    shape = Shape(**asdict(chosen), vocab_size=vocab_size, tied=tied)
+    positions = 0 if block == "llama" else seq_len
+    shape = Shape(**asdict(chosen), vocab_size=vocab_size, tied=tied, block=block, positions=positions)
     shape.validate(where)
     return shape
 

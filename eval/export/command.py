@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     data = Path(args.data if args.data is not None else description.run.data.path)
     tokenizer = read_tokenizer(data, description.facts["identity"]["data"]["fingerprint"])
     write_export(folder, step, out, args.dtype, tokenizer)
-    facts, standard = description.facts, is_standard(description.architecture)
+    facts, standard = description.facts, is_standard(description.shape, description.architecture)
     print(f"{out}: {facts['name']}, step {step}, {facts['size']} {facts['variant']}, {args.dtype}")
     trust = "" if standard else ", trust_remote_code=True"
     print(f'load it with AutoModelForCausalLM.from_pretrained("{out}"{trust})')

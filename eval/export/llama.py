@@ -14,7 +14,8 @@ from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention
 from torchtitan_ext.depth.attentions import Attention
-from torchtitan_ext.depth.build import ROPE_THETA, decoder_config
+from torchtitan_ext.depth.block import ROPE_THETA
+from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
@@ -34,9 +35,9 @@ DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 """What ``LlamaConfig`` takes for a missing key, where that is not what this project's decoder has."""
 
 
-def is_standard(architecture: Architecture) -> bool:
-    """Whether a model of ``architecture`` is a plain Llama."""
-    return type(architecture.variant) is Variant and type(architecture.attention) is Attention
+def is_standard(shape: Shape, architecture: Architecture) -> bool:
+    """Whether a model of ``shape`` and ``architecture`` is a plain Llama."""
+    return shape.is_llama and type(architecture.variant) is Variant and type(architecture.attention) is Attention
 
 
 def standard_config(shape: Shape) -> DepthDecoder.Config:
@@ -95,6 +96,8 @@ def config_of(shape: Shape, seq_len: int) -> dict[str, Any]:
 def check_config(config: dict[str, Any], shape: Shape, vocab_size: int, where: Path) -> None:
     """Raise ``UserError``, naming the key, for a ``config.json`` whose model this project's decoder cannot hold, or
     whose shape is not ``shape``; ``vocab_size`` is the one of the data, without padding."""
+    if not shape.is_llama:
+        raise UserError(f"{where}: a Llama cannot be imported into a run with model.block {shape.block}; use llama")
     if config.get("model_type") != "llama":
         raise UserError(f"{where}: model_type is {config.get('model_type')!r}; only 'llama' can be imported")
     # transformers 5 keeps what belongs to rotary positions in a section of its own, older ones the scaling alone.

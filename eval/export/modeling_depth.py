@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchtitan.models.common import ComplexRoPE, Linear
+from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import QKVLinear
+from torchtitan.models.common.rope import RoPE
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -43,6 +44,7 @@ class DepthConfig(PretrainedConfig):
     ffn_width: int = 192
     vocab_size: int = 512
     tie_word_embeddings: bool = True
+    block: str = "llama"
     architecture: dict | None = None
     max_position_embeddings: int = 2048
 
@@ -50,7 +52,9 @@ class DepthConfig(PretrainedConfig):
 def build(config: DepthConfig) -> DepthDecoder:
     """The decoder that ``config`` describes. Its query, key and value projections are apart, as in the files."""
     names = ("layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size")
-    shape = Shape(**{name: getattr(config, name) for name in names}, tied=config.tie_word_embeddings)
+    positions = 0 if config.block == "llama" else config.max_position_embeddings
+    numbers = {name: getattr(config, name) for name in names}
+    shape = Shape(**numbers, tied=config.tie_word_embeddings, block=config.block, positions=positions)
     architecture = Architecture.described({"variant": "standard", **(config.architecture or {})}, "config.json")
     model = decoder_config(
         shape,
@@ -64,8 +68,8 @@ def build(config: DepthConfig) -> DepthDecoder:
         attention.rope = dataclasses.replace(attention.rope, max_seq_len=config.max_position_embeddings)
         attention.qkv_linear = QKVLinear.Config(
             head_dim=shape.head_dim,
-            wq=Linear.Config(in_features=shape.width, out_features=shape.heads * shape.head_dim),
-            wkv=Linear.Config(in_features=shape.width, out_features=shape.kv_heads * shape.head_dim),
+            wq=Linear.Config(in_features=shape.width, out_features=shape.width, bias=shape.biases),
+            wkv=Linear.Config(in_features=shape.width, out_features=shape.kv_heads * shape.head_dim, bias=shape.biases),
         )
     return model.build()
 
@@ -85,7 +89,7 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         # All weights come from the file, but what is computed once has no place there.
-        if isinstance(module, ComplexRoPE):
+        if isinstance(module, RoPE):
             module._init_self_buffers()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -29,7 +29,7 @@ def write_export(folder: RunFolder, step: int, out: Path, dtype: str, tokenizer:
     """
     restored = restore(folder, step, torch.device("cpu"))
     description = restored.description
-    standard = is_standard(description.architecture)
+    standard = is_standard(description.shape, description.architecture)
     weights = to_llama(restored.model) if standard else _named_as_here(restored)
     weights = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in weights.items()}
     config = config_of(description.shape, description.seq_len) if standard else _depth_config(description)
@@ -77,6 +77,7 @@ def _depth_config(description: Description) -> dict[str, Any]:
         "ffn_width": shape.ffn_width,
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": shape.tied,
+        "block": shape.block,
         "max_position_embeddings": description.seq_len,
         "architecture": {key: value for key, value in model.items() if not hasattr(shape, key)},
     }

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
 from torchtitan_ext.depth.attentions import Attention
-from torchtitan_ext.depth.build import ROPE_THETA, STANDARD, decoder_config
+from torchtitan_ext.depth.block import ROPE_THETA
+from torchtitan_ext.depth.build import STANDARD, decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.sizes import Shape, shape_of

@@ -23,9 +23,11 @@ MODELS = {name: ["--model.variant", name] for name in VARIANTS if name not in AL
     f"{variant}+{attention}": ["--model.variant", variant, "--model.attention", attention]
     for variant, attention in (("standard", "gate_headwise"), ("m_gate_kv", "gate_elementwise"), ("moda", "qk_norm"))
 }
+MODELS["attnres_block+gpt2"] = ["--model.variant", "attnres_block", "--model.block", "gpt2"]
+MODELS["value_residual+nanogpt"] = ["--model.variant", "value_residual", "--model.block", "nanogpt"]
 ONE_PER_KIND = [
     *("standard", "attnres_block", "block_input_dep_query", "m_gate_kv", "moda", "value_residual"),
-    *("standard+gate_headwise", "m_gate_kv+gate_elementwise"),
+    *("standard+gate_headwise", "m_gate_kv+gate_elementwise", "attnres_block+gpt2"),
 ]
 """Of each family, and of each way to be compiled, one: compiling takes most of the time here."""
 NAMES = [*ONE_PER_KIND, *rotated([name for name in MODELS if name not in ONE_PER_KIND], 6)]

@@ -95,7 +95,7 @@ def check_same_settings(one: Run, other: Run) -> None:
     if different:
         raise UserError(
             f"runs {one.name} and {other.name} differ in {', '.join(different)}; "
-            "only variants and attentions under equal settings can be compared: make these keys equal"
+            "runs that are compared may differ in variant or attention: make these keys equal"
         )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common import Embedding, Linear
+from torchtitan.models.common.config_utils import make_gqa_config
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.protocols.module import Module
 
@@ -14,15 +14,12 @@ from torchtitan_ext.sizes import Shape
 
 from . import initial
 from .attentions import Attention
+from .block import feed_forward_config, linear_config, norm_config, positions_config, rope_config
 from .decoder import DepthDecoder, DepthLayer
 from .staged_attention import StagedAttention
 from .variant import Variant
 
 STANDARD = Attention()
-ROPE_THETA = 500_000.0
-"""Llama 3's base (arXiv 2407.21783, section 3.2), also OLMo 2's."""
-ROPE_LENGTH = 131_072
-"""The longest context that may be asked for; the trainer cuts the cache down to the run's window."""
 
 
 def decoder_config(
@@ -51,7 +48,8 @@ def decoder_config(
         tok_embeddings=Embedding.Config(
             num_embeddings=shape.vocab_size, embedding_dim=shape.width, param_init=embedding
         ),
-        norm=_norm(shape),
+        norm=norm_config(shape),
+        position_embeddings=positions_config(shape),
         lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
         layers=[_layer(shape, variant, attention, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
@@ -69,35 +67,27 @@ def _layer(
     shape: Shape, variant: Variant, attention: Attention, layer: int, inner_attention: Module.Config
 ) -> DepthLayer.Config:
     attention_connection, feed_forward_connection = variant.connections(shape, layer)
-    into = {"weight": initial.normal(INIT_STD)}
-    out_of = {"weight": initial.normal(residual_std(shape.layers))}
     standard = make_gqa_config(
         dim=shape.width,
         n_heads=shape.heads,
         n_kv_heads=shape.kv_heads,
         wqkv_param_init={},
-        wo_param_init=out_of,
+        wo_param_init={},
         inner_attention=inner_attention,
         fuse_qkv=True,
-        rope=ComplexRoPE.Config(dim=shape.head_dim, max_seq_len=ROPE_LENGTH, theta=ROPE_THETA),
+        rope=rope_config(shape),
     )
-    standard.qkv_linear.wqkv.param_init = into
-    feed_forward = make_ffn_config(
-        dim=shape.width, hidden_dim=shape.ffn_width, w1_param_init=into, w2w3_param_init=into
-    )
-    feed_forward.w2.param_init = out_of
+    fused = standard.qkv_linear.wqkv.out_features
+    standard.qkv_linear.wqkv = linear_config(shape, shape.width, fused, INIT_STD)
+    standard.wo = linear_config(shape, shape.width, shape.width, residual_std(shape.layers))
     return DepthLayer.Config(
         attention=attention.config(StagedAttention.config_of(standard), shape),
-        feed_forward=feed_forward,
-        attention_norm=_norm(shape),
-        ffn_norm=_norm(shape),
+        feed_forward=feed_forward_config(shape),
+        attention_norm=norm_config(shape),
+        ffn_norm=norm_config(shape),
         attention_connection=attention_connection,
         feed_forward_connection=feed_forward_connection,
     )
-
-
-def _norm(shape: Shape) -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=shape.width, param_init={"weight": initial.ones})
 
 
 def _skip(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -1,9 +1,9 @@
-"""A Llama 3 decoder whose residual connection is a part of its own.
+"""A decoder whose residual connection is a part of its own: Llama 3's, or one with GPT-2's blocks.
 
 Shape suffixes: B = batch, T = tokens, D = model width.
 
-With the standard stream and connections this computes what ``torchtitan.models.llama3`` computes, to the bit and with
-the same parameter names.
+With Llama's block and the standard stream and connections this computes what ``torchtitan.models.llama3`` computes, to
+the bit and with the same parameter names.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchtitan.models.common.decoder import TransformerBlock
+from torchtitan.models.common import Embedding
+from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from torchtitan.models.llama3 import Llama3Model
 
 from . import initial
@@ -135,23 +136,31 @@ class DepthDecoder(Llama3Model):
         seed: int = 0
         depth_parameters: int = 0
         attention_parameters: int = 0
+        position_embeddings: Embedding.Config | None = None
         added_flops_per_token: int = 0
         make_mask: Callable[[torch.Tensor], Any] | None = None
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             # Named bases: dataclass(slots=True) makes a new class, which breaks the two-argument form of super().
-            Llama3Model.Config.update_from_config(self, config=config, **kwargs)
+            # Llama's own also says how tensor parallelism would split its layers, which others' parts do not fit.
+            base = Llama3Model.Config if self.position_embeddings is None else Decoder.Config
+            base.update_from_config(self, config=config, **kwargs)
             self.seed = config.debug.seed or 0
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             """Parameters, and training FLOPs per token: torchtitan's count for the standard part, which takes 6 for
             every parameter, and the own counts of variant and attention for what they add."""
             parameters, flops = Llama3Model.Config.get_nparams_and_flops(self, model, seq_len)
-            added = self.depth_parameters + self.attention_parameters
-            return parameters, flops - 6 * added + self.added_flops_per_token
+            unlike = self.depth_parameters + self.attention_parameters
+            if self.position_embeddings is not None and self.enable_weight_tying:
+                # No matrix product either; torchtitan leaves embeddings out where none is tied.
+                unlike += self.position_embeddings.num_embeddings * self.dim
+            return parameters, flops - 6 * unlike + self.added_flops_per_token
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        positions = config.position_embeddings
+        self.position_embeddings = None if positions is None else positions.build()
         self.stream = config.stream.build()
         for layer in self.layers.values():
             layer.connect(self.stream)
@@ -177,7 +186,11 @@ class DepthDecoder(Llama3Model):
     ) -> torch.Tensor:
         if attention_masks is None and positions is not None and self.config.make_mask is not None:
             attention_masks = self.config.make_mask(positions)
-        state = self.stream.start(self.tok_embeddings(tokens))
+        x_BTD = self.tok_embeddings(tokens)
+        if self.position_embeddings is not None:
+            where = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+            x_BTD = x_BTD + self.position_embeddings(where)
+        state = self.stream.start(x_BTD)
         for layer in self.applied():
             state = layer(state, attention_masks, positions)
         h_BTD = self.norm(self.stream.finish(state))

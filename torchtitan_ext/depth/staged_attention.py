@@ -80,15 +80,22 @@ class StagedAttention(GQAttention):
     def _project_apart(self, x: QKV) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         linear = self.qkv_linear
         if not isinstance(linear, FusedQKVLinear):
-            weights = (linear.wq.weight, linear.wk.weight, linear.wv.weight)
+            parts = [(one.weight, one.bias) for one in (linear.wq, linear.wk, linear.wv)]
         else:
-            # The rows of a key head: its queries, its key, its value.
-            rows = linear.wqkv.weight.unflatten(0, (-1, linear.r_dim, self.head_dim))
-            weights = tuple(part.flatten(0, 2) for part in rows.split([linear.heads_per_kv, 1, 1], dim=1))
+            weights = self._of_a_key_head(linear.wqkv.weight)
+            biases = (None,) * 3 if linear.wqkv.bias is None else self._of_a_key_head(linear.wqkv.bias)
+            parts = list(zip(weights, biases, strict=True))
         q_BTNH, k_BTKH, v_BTKH = (
-            F.linear(x_BTD, weight).unflatten(-1, (-1, self.head_dim)) for x_BTD, weight in zip(x, weights, strict=True)
+            F.linear(x_BTD, weight, bias).unflatten(-1, (-1, self.head_dim))
+            for x_BTD, (weight, bias) in zip(x, parts, strict=True)
         )
         return q_BTNH, k_BTKH, v_BTKH
+
+    def _of_a_key_head(self, fused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The rows of queries, keys and values: those of a key head are its queries, its key, its value."""
+        linear = self.qkv_linear
+        rows = fused.unflatten(0, (-1, linear.r_dim, self.head_dim))
+        return tuple(part.flatten(0, 2) for part in rows.split([linear.heads_per_kv, 1, 1], dim=1))
 
     def rotate(self, projected: Projected, positions_BT: torch.Tensor | None) -> Rotated:
         q_BTNH, k_BTKH, v_BTKH = projected.qkv

@@ -132,6 +132,10 @@ class Model(_Section):
     variant: Text = Field(
         default="standard", description="name of the residual connection's replacement; standard is none"
     )
+    block: Literal["llama", "gpt2", "nanogpt"] = Field(
+        default="llama",
+        description="norm, feed-forward and positions of a layer; nanogpt is gpt2 without biases, with the exact GELU",
+    )
     attention: Text = Field(default="standard", description="name of the attention's form; standard is Llama 3's")
     layers: Whole | None = Field(default=None, gt=0, description="number of layers, instead of the size's")
     width: Whole | None = Field(default=None, gt=0, description="model width, instead of the size's")

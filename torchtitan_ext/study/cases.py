@@ -189,8 +189,8 @@ class Group:
 
     def shape(self, run: Run, other: Mapping[str, int] | None = None, where: str = "model") -> Shape:
         """The shape that ``run`` asks for, with the numbers in ``other`` replaced."""
-        asked = run.model.model_dump(include={*SHAPE, "tied"})
-        return shape_of(run.model.size, self._vocab_size, **{**asked, **(other or {})}, where=where)
+        asked = {**run.model.model_dump(include={*SHAPE, "tied", "block"}), **(other or {})}
+        return shape_of(run.model.size, self._vocab_size, **asked, seq_len=run.data.seq_len, where=where)
 
     def _match_parameters(self, entry: Entry, run: Run, architecture: Architecture) -> Match:
         """Widths for as many parameters as the baseline has; a width that the entry sets is kept."""

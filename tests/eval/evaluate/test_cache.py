@@ -21,10 +21,10 @@ EOT = 3
 TOKENS = torch.tensor([[EOT, 11, 12, 13, EOT, 9, 8, 7, 6, 60, 61, 2], [5, 6, EOT, EOT, 7, 8, 9, 10, 11, 12, 13, 14]])
 
 
-def model_of(variant: str, documents: bool, attention: str = "standard") -> DepthDecoder:
+def model_of(variant: str, documents: bool, attention: str = "standard", block: str = "llama") -> DepthDecoder:
     """A debug model off its start, where depth weights, gates and gains all matter."""
     config = decoder_config(
-        shape_of("debug", VOCABULARY),
+        shape_of("debug", VOCABULARY, block=block, seq_len=32),
         EVERY[variant],
         ATTENTIONS[attention],
         seq_len=32,
@@ -49,12 +49,15 @@ def positions_of(tokens: torch.Tensor, documents: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole window", "documents"])
 @pytest.mark.parametrize(
-    ("variant", "attention"),
-    [*((name, "standard") for name in EVERY), ("moda", "qk_norm"), ("m_gate_kv", "gate_elementwise")],
+    ("variant", "attention", "block"),
+    [
+        *((name, "standard", "llama") for name in EVERY),
+        *(("moda", "qk_norm", "llama"), ("m_gate_kv", "gate_elementwise", "llama"), ("moda", "standard", "gpt2")),
+    ],
 )
-def test_cached_logits_equal_uncached_ones(variant: str, attention: str, documents: bool) -> None:
+def test_cached_logits_equal_uncached_ones(variant: str, attention: str, block: str, documents: bool) -> None:
     """In fp64, where only the rotary positions (fp32 in both) and the order of sums differ."""
-    model = model_of(variant, documents, attention)
+    model = model_of(variant, documents, attention, block)
     positions = positions_of(TOKENS, documents)
     with torch.no_grad():
         whole = model(TOKENS, positions=positions if documents else None)

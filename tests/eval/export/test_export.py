@@ -120,18 +120,19 @@ def test_bfloat16_halves_the_file_and_rounds_the_weights(
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("variant", "attention"),
+    ("variant", "attention", "block"),
     [
-        *((name, "standard") for name in VARIANTS if name != "standard"),
-        *(("standard", name) for name in ATTENTIONS if name != "standard"),
-        ("moda", "gate_headwise"),
+        *((name, "standard", "llama") for name in VARIANTS if name != "standard"),
+        *(("standard", name, "llama") for name in ATTENTIONS if name != "standard"),
+        *(("moda", "gate_headwise", "llama"), ("standard", "standard", "gpt2"), ("moda", "qk_norm", "nanogpt")),
     ],
 )
 def test_an_architecture_has_the_same_logits(
-    variant: str, attention: str, make_run: MakeRun, depth_export: Command, tmp_path: Path
+    variant: str, attention: str, block: str, make_run: MakeRun, depth_export: Command, tmp_path: Path
 ) -> None:
-    name = f"{variant}-{attention}"
-    folder = make_run(name, "--model.variant", variant, "--model.attention", attention)
+    name = f"{variant}-{attention}-{block}"
+    asked = ("--model.variant", variant, "--model.attention", attention, "--model.block", block)
+    folder = make_run(name, *asked)
     depth_export(folder.path, "--out", tmp_path / name)
     theirs = load(tmp_path / name, trust_remote_code=True)(tokens()).logits
     assert theirs.std() > 0.3
