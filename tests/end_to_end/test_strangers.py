@@ -1,15 +1,27 @@
 """The variants of docs/adding-a-variant.md train on several ranks, compiled, checkpointed, in bf16, and are resumed."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.strangers import STRANGERS
+from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.run_folder import RunFolder
+from torchtitan_ext.titan.restore import describe, restore
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known() -> Iterator[None]:
+    """What reads the run folders knows these variants by name too."""
+    VARIANTS.update(STRANGERS)
+    yield
+    for name in STRANGERS:
+        del VARIANTS[name]
+
 
 STEPS, HALF = 4, 2
 WAYS = {
@@ -68,6 +80,23 @@ def test_it_goes_on_on_three_ranks(variant: str, two: dict[str, RunFolder], thre
     for name in ("loss_metrics/global_avg_loss", "heldout/loss"):
         assert curve(three[plain], name) == pytest.approx(curve(two[plain], name), abs=1e-4)
     assert curve(three[f"{variant} bf16"]) == pytest.approx(curve(two[f"{variant} bf16"]), abs=0.02)
+
+
+def test_a_schedule_that_changes_is_saved_counted_and_goes_on(
+    two: dict[str, RunFolder], three: dict[str, RunFolder]
+) -> None:
+    """The layers once in steps 1 and 2, twice from then on, also in the run that goes on from the checkpoint."""
+    for folder in (two["growing plain"], two["growing compiled"], three["growing plain"]):
+        facts = folder.facts()
+        shape = describe(folder).shape
+        more = shape.layers * shape.layer_flops_per_token(64)
+        flops = [768 * facts["flops_per_token"] * step + 768 * more * max(0, step - HALF) for step in (1, 2, 3, 4)]
+        assert curve(folder, "progress/train_flops") == flops
+        looped = [record for record in folder.metrics() if "depth/feed_forward_output_rms/00" in record]
+        twice = f"depth/feed_forward_output_rms/{2 * shape.layers - 1:02}"
+        assert [twice in record for record in looped] == [True, True], "after the steps that have changed it"
+        assert restore(folder).model.changing_schedule.state.tolist() == [1, 2, 2]
+        assert restore(two["growing plain"], HALF).model.changing_schedule.state.tolist() == [1, 2, 0]
 
 
 def test_each_application_of_a_layer_is_looked_into(two: dict[str, RunFolder]) -> None:

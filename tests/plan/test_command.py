@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.strangers import STRANGERS
 from torchtitan_ext.cli import main
+from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.gpus import GPUS, Gpu
 
 VOCABULARY = 512
@@ -98,3 +100,16 @@ def test_what_does_not_fit(run_file: Path, capsys: pytest.CaptureFixture[str], m
     assert re.search("does not fit on A100, nor does 1; what would fit: ", nowhere)
     assert "--gpu H100" in nowhere
     assert "--gpus" in nowhere.partition("what would fit")[2]
+
+
+def test_a_schedule_that_grows_is_planned_at_its_longest(
+    run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the layers applied twice, which is that of the loop with the same weights."""
+    wide = ("--model.size", "100M", "--model.layers", "4", "--data.seq_len", "512")
+    found = {}
+    for variant in ("growing", "looped", "standard"):
+        monkeypatch.setitem(VARIANTS, variant, {**VARIANTS, **STRANGERS}[variant])
+        assert plan(run_file, "--gpus", "1", *wide, "--model.variant", variant) == 0
+        (found[variant],) = re.findall(r"\n *activations +(\S+)", capsys.readouterr().out)
+    assert found["growing"] == found["looped"] != found["standard"]

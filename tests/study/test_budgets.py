@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.strangers import STRANGERS
+from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.study import Plan, PlannedRun
 from torchtitan_ext.study.solve import closest_width
 
@@ -177,4 +179,14 @@ def test_a_budget_of_less_than_a_step_or_over_the_tolerance_is_refused(message: 
     assert message(GATE + "budget: {match: flops}\nset: {training.steps: 10}") == (
         "s.yaml:2: m_gate_kv at debug: 8,301,477,888 training FLOPs against 8,070,758,400 (+2.86%); the tolerance is "
         "0.50%, and training.steps 9 comes closest"
+    )
+
+
+def test_flops_are_not_matched_where_the_schedule_changes(
+    message: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VARIANTS, "growing", STRANGERS["growing"])
+    assert message("variants: [standard, growing]\nbaseline: standard\nbudget: {match: flops}") == (
+        "s.yaml:2: growing at debug: budget match: flops needs to know the FLOPs beforehand, and the schedule of "
+        "growing changes during training; match tokens"
     )

@@ -16,6 +16,7 @@ from . import initial
 from .attentions import Attention
 from .block import feed_forward_config, linear_config, norm_config, positions_config, rope_config
 from .decoder import DepthDecoder, DepthLayer
+from .schedule import ChangingSchedule
 from .staged_attention import StagedAttention
 from .variant import Variant
 
@@ -53,13 +54,29 @@ def decoder_config(
         lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
         layers=[_layer(shape, variant, attention, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
-        schedule=variant.schedule(shape),
+        schedule=variant.schedules(shape)[0],
+        changing_schedule=_changing_schedule(shape, variant, attention, seq_len),
         variant=type(variant).__name__,
         attention=type(attention).__name__,
         depth_parameters=variant.parameters(shape),
         attention_parameters=attention.parameters(shape),
         added_flops_per_token=variant.flops_per_token(shape, seq_len) + attention.flops_per_token(shape, seq_len),
         make_mask=make_mask,
+    )
+
+
+def _changing_schedule(
+    shape: Shape, variant: Variant, attention: Attention, seq_len: int
+) -> ChangingSchedule.Config | None:
+    schedules = variant.schedules(shape)
+    if len(schedules) == 1:
+        return None
+    first = shape.flops_per_token(seq_len) + sum(part.flops_per_token(shape, seq_len) for part in (variant, attention))
+    more = shape.layer_flops_per_token(seq_len)
+    return ChangingSchedule.Config(
+        schedules=schedules,
+        choose=variant.next_schedule,
+        flops_per_token=tuple(first + (len(each) - len(schedules[0])) * more for each in schedules),
     )
 
 

@@ -19,6 +19,7 @@ from torchtitan.models.llama3 import Llama3Model
 from . import initial
 from .author_rules import check_learned
 from .connection import QKV, AttentionConnection, Connection, State, Stream, SublayerInput
+from .schedule import ChangingSchedule, Schedule
 from .staged_attention import Projected, Rotated, StagedAttention
 
 
@@ -121,7 +122,8 @@ def _acts_before_rotation(connection: AttentionConnection) -> bool:
 class DepthDecoder(Llama3Model):
     """Embeddings, a stack of layers that hand a depth state along, a final norm and the output head.
 
-    ``schedule`` is the order in which layers are applied; a layer may stand there several times. ``variant`` and
+    ``schedule`` is the order in which layers are applied, at the start of training where there is a
+    ``changing_schedule``; a layer may stand there several times. ``variant`` and
     ``attention`` are the names of their classes, for messages; what each adds to the standard model is counted by
     itself. ``make_mask`` turns positions [B, T] into the attention mask of a backend
     that torchtitan's trainer builds none for, or is None where attention is causal over the whole window.
@@ -130,7 +132,8 @@ class DepthDecoder(Llama3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):
         stream: Stream.Config
-        schedule: tuple[int, ...]
+        schedule: Schedule
+        changing_schedule: ChangingSchedule.Config | None = None
         variant: str
         attention: str
         seed: int = 0
@@ -161,6 +164,8 @@ class DepthDecoder(Llama3Model):
         super().__init__(config)
         positions = config.position_embeddings
         self.position_embeddings = None if positions is None else positions.build()
+        changing = config.changing_schedule
+        self.changing_schedule = None if changing is None else changing.build()
         self.stream = config.stream.build()
         for layer in self.layers.values():
             layer.connect(self.stream)
@@ -177,9 +182,17 @@ class DepthDecoder(Llama3Model):
             for name in ("attention_connection", "feed_forward_connection")
         }
 
-    def applied(self) -> Iterator[DepthLayer]:
-        """The layers in the order in which they are applied."""
-        return (self.layers[str(number)] for number in self.config.schedule)
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Every order in which layers may be applied."""
+        changing = self.changing_schedule
+        return (self.config.schedule,) if changing is None else changing.schedules
+
+    def applied(self, schedule: Schedule | None = None) -> Iterator[DepthLayer]:
+        """The layers in the order in which they are applied, by default now."""
+        if schedule is None:
+            schedule = self.config.schedule if self.changing_schedule is None else self.changing_schedule.now
+        return (self.layers[str(number)] for number in schedule)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor | None = None, attention_masks: Any = None

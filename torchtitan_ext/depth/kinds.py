@@ -17,20 +17,23 @@ from .decoder import DepthDecoder, DepthLayer
 
 @torch.no_grad()
 def has_few_kinds(model: DepthDecoder, most: int) -> bool:
-    """Whether the layers of ``model``, as they are applied, are of at most ``most`` kinds, and fewer than they are.
+    """Whether the layers of ``model``, as they are applied by any of its schedules, are of at most ``most`` kinds, and
+    fewer than they are.
 
     Two are of one kind when the states that they get have the same structure and the same shapes, and their
     connections have the same class, settings and shapes of parameters. The model may be on the meta device.
     """
     embedding = model.tok_embeddings.weight
     x_BTD = torch.zeros(1, 1, model.config.dim, device=embedding.device, dtype=embedding.dtype)
-    most = min(most, max(1, len(model.config.schedule) - 1))
-    state, kinds = model.stream.start(x_BTD), set()
-    for layer in model.applied():
-        kinds.add((_structure(state), *map(_settings, layer.connections)))
-        if len(kinds) > most:
-            return False
-        state = _handed_on(layer, state, x_BTD)
+    most = min(most, max(1, len(model.schedules[0]) - 1))
+    kinds = set()
+    for schedule in model.schedules:
+        state = model.stream.start(x_BTD)
+        for layer in model.applied(schedule):
+            kinds.add((_structure(state), *map(_settings, layer.connections)))
+            if len(kinds) > most:
+                return False
+            state = _handed_on(layer, state, x_BTD)
     return True
 
 

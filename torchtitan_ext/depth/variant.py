@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import nn
+
 from torchtitan_ext.parameter_groups import Group
 from torchtitan_ext.sizes import Shape
 
@@ -41,6 +43,16 @@ class Variant(Declaration):
         stands there several times has its weights once. What it costs beyond one application is for
         ``flops_per_token`` to say."""
         return tuple(range(shape.layers))
+
+    def schedules(self, shape: Shape) -> tuple[tuple[int, ...], ...]:
+        """All schedules that training may come to, the first of them at the start; by default ``schedule`` alone."""
+        return (self.schedule(shape),)
+
+    def next_schedule(self, number: int, step: int, steps: int, model: nn.Module) -> int:
+        """The number of the schedule to go on with after ``step`` of ``steps`` steps (from 1) were trained, the last of
+        them with schedule ``number``. Where ranks differ, the first one's choice counts for all; which schedule is in
+        use is saved with the model."""
+        return number
 
     def without_gradient(self, shape: Shape) -> int:
         """Parameters of the whole model whose gradient is missing or always zero, so that training teaches them

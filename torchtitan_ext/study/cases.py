@@ -115,6 +115,11 @@ class Group:
             self._architecture(entry, run, keys)  # has to fit the widths that were found
         shape = self.shape(run)
         flops = architecture.flops_per_token(shape, run.data.seq_len)
+        if self.study.budget.match == "flops" and len(architecture.variant.schedules(shape)) > 1:
+            raise UserError(
+                f"{what}: budget match: flops needs to know the FLOPs beforehand, and the schedule of "
+                f"{entry.variant} changes during training; match tokens"
+            )
         length = self._match_length(entry, flops, what)
         if length.solved:
             matches.append(length)

@@ -33,6 +33,7 @@ class Progress:
     step: int = 0
     tokens: int = 0
     train_seconds: float = 0.0
+    flops: float = 0.0
 
 
 class RunMetrics(MetricsProcessor):
@@ -114,7 +115,7 @@ class RunMetrics(MetricsProcessor):
         now = self.progress()
         seconds = max(now.train_seconds - self.last.train_seconds, 1e-9)
         tokens_per_second = (now.tokens - self.last.tokens) / seconds
-        flops_per_second = self.num_flops_per_token * tokens_per_second / dist.get_world_size()
+        flops_per_second = (now.flops - self.last.flops) / seconds / dist.get_world_size()
         memory = self.device_memory_monitor.get_peak_stats()
         loading = sum(self.data_loading_times)
         metrics: dict[str, float] = {
@@ -135,7 +136,7 @@ class RunMetrics(MetricsProcessor):
             "memory/num_alloc_retries": memory.num_alloc_retries,
             "memory/num_ooms": memory.num_ooms,
             "progress/tokens": now.tokens,
-            "progress/train_flops": float(self.num_flops_per_token * now.tokens),
+            "progress/train_flops": now.flops,
             "progress/train_seconds": now.train_seconds,
         }
         metrics.update({name: value for name, value in (extra_metrics or {}).items() if name.startswith("lr/")})

@@ -113,6 +113,8 @@ class Rehearsal:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         with self.fake:
             self.model: DepthDecoder = model.to_empty(device="cpu")
+            if model.changing_schedule is not None:
+                model.changing_schedule.use_longest()
         if resolved.shape.tied:
             # Moving took them apart; in training ``init_states`` joins them again.
             model.tok_embeddings.weight = model.lm_head.weight

@@ -98,7 +98,13 @@ class DepthTrainer(Trainer):
     def progress(self) -> Progress:
         running = time.perf_counter() - self.step_began if self.step_began is not None else 0.0
         tokens = self.dataloader.samples * self.config.training.seq_len
-        return Progress(step=self.step, tokens=tokens, train_seconds=self.train_seconds + running)
+        return Progress(self.step, tokens, self.train_seconds + running, float(self._trained_flops(tokens)))
+
+    def _trained_flops(self, tokens: int) -> int:
+        changing = self.model_parts[0].changing_schedule
+        if changing is None:
+            return self.metrics_processor.num_flops_per_token * tokens
+        return changing.trained_flops(tokens, self.config.training.global_batch_size * self.config.training.seq_len)
 
     def train(self) -> None:
         """Train from the newest checkpoint to the last step, or until SIGTERM, SIGINT or SIGHUP asks to stop, or until
@@ -136,6 +142,9 @@ class DepthTrainer(Trainer):
             if "Loss is not finite" in str(error):  # the same sum over all ranks, so every rank is here
                 raise Diverged(str(error)) from None
             raise
+        changing = self.model_parts[0].changing_schedule
+        if changing is not None:
+            changing.after_step(self.step, self.config.training.steps, self.model_parts[0], self._first_choice)
         if self._saves(self.step) or self._evaluates(self.step) or self._looks_inside(self.step):
             # The device may still be busy with this step; the time it takes is training time.
             utils.device_module.synchronize()
@@ -148,6 +157,9 @@ class DepthTrainer(Trainer):
         if self.heldout is not None and self._looks_inside(self.step):
             numbers = look_inside(self.model_parts[0], self.heldout, self.train_context, self.device)
             self.metrics_processor.log_depth(self.step, numbers)
+
+    def _first_choice(self, mine: int) -> int:
+        return self.ranks.gather(mine)[0]
 
     def _saves(self, step: int) -> bool:
         return self.checkpointer._should_save(step, step == self.config.training.steps)
