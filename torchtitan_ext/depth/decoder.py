@@ -123,9 +123,8 @@ class DepthDecoder(Llama3Model):
     """Embeddings, a stack of layers that hand a depth state along, a final norm and the output head.
 
     ``schedule`` is the order in which layers are applied, at the start of training where there is a
-    ``changing_schedule``; a layer may stand there several times. ``variant`` and
-    ``attention`` are the names of their classes, for messages; what each adds to the standard model is counted by
-    itself. ``make_mask`` turns positions [B, T] into the attention mask of a backend
+    ``changing_schedule``; a layer may stand there several times. ``variant`` and ``attention`` are the names of their
+    classes, for messages. ``make_mask`` turns positions [B, T] into the attention mask of a backend
     that torchtitan's trainer builds none for, or is None where attention is causal over the whole window.
     """
 
