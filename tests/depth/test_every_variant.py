@@ -12,6 +12,7 @@ from torchtitan.config.configs import CompileConfig, ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
+from tests.rotation import rotated
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.titan.parallelize import checkpoint_and_compile
@@ -69,6 +70,12 @@ def test_declared_flops_are_pytorchs_count_of_matrix_products_and_elementwise_wo
         beyond.append(variant.flops_per_token(shape, tokens) - checks.matrix_flops(variant, shape))
     assert min(beyond) >= 0
     assert beyond[2] - beyond[1] == pytest.approx(2 * (beyond[1] - beyond[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rotated([name for name in VARIANTS if name not in ALIASES], 3))
+def test_compiled_equals_eager(checks: Any, name: str) -> None:
+    checks.compiles(VARIANTS[name], layers=7, deeper=10)
 
 
 class Allocated(TorchDispatchMode):
