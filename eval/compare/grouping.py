@@ -185,7 +185,8 @@ def _baselines(groups: list[Group], asked: str | None) -> list[Group | None]:
     """The baseline of each group; a baseline is its own.
 
     That is ``asked``, or else what the group's study says, or else ``standard``: of several, the one whose settings are
-    nearest to the group's.
+    nearest to the group's. A standard residual with another attention is compared with one that has the standard
+    attention, and is the baseline of variants with its own attention.
     """
     wanted = asked or STANDARD
     exact = [group for group in groups if group.label == wanted]
@@ -197,8 +198,10 @@ def _baselines(groups: list[Group], asked: str | None) -> list[Group | None]:
     named = {group.first.baseline for group in groups} - {None} if not asked else set()
     result: list[Group | None] = []
     for group in groups:
+        plain = [base for base in candidates if base.first.size == group.first.size and _has_standard_attention(base)]
         if group.first.label in named or (group in candidates and not (group.first.baseline and named)):
-            result.append(group)
+            of_its_own = bool(asked) or not plain or _has_standard_attention(group)
+            result.append(group if of_its_own else min(plain, key=lambda base: _differences(base.first, group.first)))
             continue
         if group.first.baseline and not asked:
             choice = [base for base in groups if base.first.label == group.first.baseline]
@@ -206,6 +209,10 @@ def _baselines(groups: list[Group], asked: str | None) -> list[Group | None]:
             choice = [base for base in candidates if base.first.size == group.first.size]
         result.append(min(choice, key=lambda base: _differences(base.first, group.first), default=None))
     return result
+
+
+def _has_standard_attention(group: Group) -> bool:
+    return group.first.settings.get("model.attention", STANDARD) == STANDARD
 
 
 def _differences(one: Run, other: Run) -> int:

@@ -42,6 +42,20 @@ def test_options_of_a_variant_are_in_its_label(runs: Path) -> None:
     assert labels(family) == ["standard", "attnres_low_rank, rank 16", "attnres_low_rank, rank 8"]
 
 
+def test_a_form_of_attention_is_compared_with_the_standard_one_and_variants_with_their_own(runs: Path) -> None:
+    for attention in ("standard", "qk_norm"):
+        chosen = {"model": {"attention": attention}}
+        Recorded(run_file=chosen).write(runs / f"s_{attention}")
+        Recorded(variant="moda", run_file=chosen).write(runs / f"m_{attention}")
+    found, left_out = families(runs)
+    assert sorted(labels(family) for family in found) == [
+        ["standard, attention qk_norm", "moda, attention qk_norm"],
+        ["standard, attention standard", "moda, attention standard", "standard, attention qk_norm"],
+    ]
+    assert left_out == []
+    assert len(compare(found, left_out).families) == 2
+
+
 def test_one_rate_of_a_sweep_can_be_the_baseline(runs: Path) -> None:
     for lr in (1e-3, 3e-3):
         Recorded(lr=lr).write(runs / f"s{lr}")
