@@ -190,3 +190,15 @@ def test_flops_are_not_matched_where_the_schedule_changes(
         "s.yaml:2: growing at debug: budget match: flops needs to know the FLOPs beforehand, and the schedule of "
         "growing changes during training; match tokens"
     )
+
+
+def test_another_block_keeps_its_parameters_with_another_width_of_the_feed_forward(plan: Callable[..., Plan]) -> None:
+    """Two matrices of 288 in place of three of 192; beside them 64 positions and the norms' and projections' biases."""
+    entry = "{variant: standard, name: gpt2, set: {model.block: gpt2}}"
+    baseline, run = plan(f"variants:\n  - standard\n  - {entry}\nbaseline: standard").runs
+    assert baseline.resolved
+    assert run.resolved
+    assert {key for key, _, _ in run.differences} == {"model.block", "model.ffn_width"}
+    assert run.resolved.shape.ffn_width == 288
+    biases = 4 * (2 * 64 + (3 * 64 + 2 * 32 + 288)) + 64
+    assert run.resolved.parameters - baseline.resolved.parameters == 64 * 64 + biases

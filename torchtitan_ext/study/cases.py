@@ -136,8 +136,8 @@ class Group:
             intended.add("training.micro_batch")
         if entry.size:
             intended.add("model.size")
-        if "model.width" in intended:
-            intended.add("model.ffn_width")  # keeps its ratio to the width
+        if intended & {"model.width", "model.block"}:
+            intended.add("model.ffn_width")  # keeps its ratio to the width, or its parameters
         return Case(
             entry=entry.label,
             of=entry.label,
