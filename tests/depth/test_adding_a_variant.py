@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.strangers import STRANGERS
-from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.titan.graphs import count_graphs
 
 
@@ -77,10 +76,9 @@ def test_a_loop_counts_its_matrix_products(checks: Any) -> None:
     assert checks.matrix_flops(STRANGERS["looped"], shape) + uncounted == STRANGERS["looped"].flops_per_token(shape, 12)
 
 
-@pytest.mark.parametrize("name", ["weighted_sums", "mixed_streams"])
-def test_it_starts_as_the_standard_model(checks: Any, name: str) -> None:
-    tokens = checks.tokens_of()
-    torch.testing.assert_close(checks.build(STRANGERS[name])(tokens), checks.build(Variant())(tokens))
+@EVERY
+def test_it_starts_as_the_standard_model_if_it_says_so_and_else_not(checks: Any, name: str) -> None:
+    checks.starts_as_it_says(STRANGERS[name])
 
 
 @EVERY

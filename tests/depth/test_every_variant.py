@@ -28,6 +28,11 @@ def test_later_tokens_and_other_documents_change_nothing(checks: Any, name: str)
 
 
 @EVERY
+def test_it_starts_as_the_standard_model_if_it_says_so_and_else_not(checks: Any, name: str) -> None:
+    checks.starts_as_it_says(VARIANTS[name])
+
+
+@EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_finite(checks: Any, name: str, dtype: torch.dtype) -> None:
     checks.trains_finitely(VARIANTS[name], 12, dtype)

@@ -104,6 +104,10 @@ class ResidualScalars(Variant):
     def stream(self, shape: Shape) -> Stream.Config:
         return ScaledStream.Config(normalize=self.normalize)
 
+    def starts_as_standard(self) -> bool:
+        residual, embedding = {self.residual_start, self.residual_end}, {self.embedding_start, self.embedding_end}
+        return not self.normalize and residual == {1.0} and embedding == {0.0}
+
     def parameters(self, shape: Shape) -> int:
         return 2 * shape.layers
 
@@ -244,6 +248,9 @@ class ValueResidual(Variant):
         """The layers that mix the first layer's values in."""
         few = max(1, min(shape.layers - 1, round(3 / 8 * shape.layers)))
         return range(shape.layers - few if self.form == "sparse" else 1, shape.layers)
+
+    def starts_as_standard(self) -> bool:
+        return self.form == "learned_share" and self.start == 0.0
 
     def stream(self, shape: Shape) -> Stream.Config:
         return ValueStream.Config()

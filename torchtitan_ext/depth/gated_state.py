@@ -233,6 +233,9 @@ class GatedState(Variant):
         """Parameters of all W_gm and their biases."""
         return (shape.layers - 1) * 2 * shape.width * (shape.width + self.gate_bias)
 
+    def starts_as_standard(self) -> bool:
+        return self.zero_start
+
     def without_gradient(self, shape: Shape) -> int:
         """With ``detach`` the gates. With ``multiply`` the first layer's attention and its norm, since y ⊙ M_0 = 0."""
         silenced = 0

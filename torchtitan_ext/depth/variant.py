@@ -54,6 +54,10 @@ class Variant(Declaration):
         use is saved with the model."""
         return number
 
+    def starts_as_standard(self) -> bool:
+        """Whether a model computes at the start what the standard model of the same seed does, but for rounding."""
+        return type(self) is Variant
+
     def without_gradient(self, shape: Shape) -> int:
         """Parameters of the whole model whose gradient is missing or always zero, so that training teaches them
         nothing."""
