@@ -11,8 +11,9 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchtitan_ext.depth.architecture import Architecture
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
-from torchtitan_ext.depth.attentions import Attention
+from torchtitan_ext.depth.attentions import QK_NORM_EPS, Attention
 from torchtitan_ext.depth.block import ROPE_THETA
 from torchtitan_ext.depth.build import STANDARD, decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
@@ -29,6 +30,11 @@ ROPE_TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 def small_shape(layers: int = 4, **numbers: int) -> Shape:
     return shape_of("debug", VOCABULARY, layers=layers, **{"width": 32, "heads": 4, "kv_heads": 2, **numbers})
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter of that name is one that a variant or an attention adds."""
+    return re.search(r"_connection\.|^stream\.|attention\.(gate|[qk]_norm)\.", name) is not None
 
 
 def build(
@@ -55,7 +61,7 @@ def build(
     model = config.build()
     model.init_states()
     for name, parameter in model.named_parameters():
-        if re.search(r"_connection\.|^stream\.|attention\.(gate|[qk]_norm)\.", name):
+        if is_added(name):
             generator = torch.Generator().manual_seed(crc32(name.encode()))
             parameter.data += moved * torch.randn(parameter.shape, generator=generator)
     return model
@@ -89,8 +95,13 @@ class SlowDecoder:
     def of(self, layer: int, name: str) -> torch.Tensor:
         return self.weights[f"layers.{layer}.{name}"]
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * weight
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float = NORM_EPS) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+    def normed_heads(self, layer: int, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys behind the norm over each head that ``qk_norm`` has."""
+        q_weight, k_weight = (self.of(layer, f"attention.{side}_norm.weight") for side in "qk")
+        return self.norm(q, q_weight, QK_NORM_EPS), self.norm(k, k_weight, QK_NORM_EPS)
 
     def qkv(self, layer: int, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, N, H], keys and values [T, K, H]. A key head's rows: its queries, its key, its value."""
@@ -161,6 +172,7 @@ class Checks:
 
     small_shape = staticmethod(small_shape)
     build = staticmethod(build)
+    is_added = staticmethod(is_added)
     tokens_of = staticmethod(tokens_of)
     loss_of = staticmethod(loss_of)
     slow = SlowDecoder
@@ -206,16 +218,19 @@ class Checks:
             assert torch.equal(after[:, same], before[:, same])
             assert not torch.equal(after[:, other], before[:, other])
 
-    def counts_are_those_of_the_model(self, variant: Variant, sizes: Sequence[str]) -> None:
+    def counts_are_those_of_the_model(
+        self, variant: Variant, sizes: Sequence[str], attention: Attention = STANDARD
+    ) -> None:
         """The parameter formula, on models without memory."""
         for size in sizes:
             shape = shape_of(size, VOCABULARY)
-            config = decoder_config(shape, variant, seq_len=64, inner_attention=FusedAttention.Config())
+            config = decoder_config(shape, variant, attention, seq_len=64, inner_attention=FusedAttention.Config())
             with torch.device("meta"):
                 model = config.build()
             parameters, flops = config.get_nparams_and_flops(model, 64)
-            assert parameters == shape.parameters() + variant.parameters(shape)
-            assert flops == shape.flops_per_token(64) + variant.flops_per_token(shape, 64)
+            built_of = Architecture(variant, attention)
+            assert parameters == built_of.parameters(shape)
+            assert flops == built_of.flops_per_token(shape, 64)
 
     def matrix_flops(self, variant: Variant, shape: Shape, attention: Attention = STANDARD) -> float:
         """FLOPs per token in matrix products beyond the standard model's, forward and backward, counted by PyTorch."""

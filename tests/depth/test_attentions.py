@@ -7,31 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from torchtitan_ext.depth.attention import FusedAttention
-from torchtitan_ext.depth.attentions import ATTENTIONS, QK_NORM_EPS, Attention, GatedAttention, attention_of
-from torchtitan_ext.depth.build import decoder_config
+from tests.distinct import DISTINCT
+from torchtitan_ext.depth.attentions import ATTENTIONS, Attention, GatedAttention, attention_of
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.depth.variant import Variant
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.sizes import shape_of
 
 FORMS = [name for name in ATTENTIONS if name != "standard"]
-ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
 def written_out(slow: Any, tokens: torch.Tensor, positions: Sequence[int], form: str) -> torch.Tensor:
     """Logits [T, V] of the standard residual with this attention, from the definitions."""
-
-    def heads_normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + QK_NORM_EPS).sqrt() * weight
-
     x = slow.embed(tokens)
     for layer in range(slow.shape.layers):
         h = slow.norm(x, slow.of(layer, "attention_norm.weight"))
         q, k, v = slow.qkv(layer, h)
-        q = heads_normed(q, slow.of(layer, "attention.q_norm.weight"))
-        k = heads_normed(k, slow.of(layer, "attention.k_norm.weight"))
+        q, k = slow.normed_heads(layer, q, k)
         gates = None
         if form != "qk_norm":
             scores = h @ slow.of(layer, "attention.gate.weight").T
@@ -65,7 +58,7 @@ def test_a_gate_at_zero_halves_what_attention_gives(checks: Any) -> None:
 
 
 @EVERY_FORM
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ALIASES])
+@pytest.mark.parametrize("variant", DISTINCT)
 def test_every_pair_takes_a_step(checks: Any, variant: str, form: str) -> None:
     """A finite gradient for every parameter that is trained, and each in one group, that of its own part."""
     shape = checks.small_shape(6)
@@ -80,8 +73,7 @@ def test_every_pair_takes_a_step(checks: Any, variant: str, form: str) -> None:
             idle += parameter.numel()
         else:
             assert parameter.grad.isfinite().all(), name
-        added = re.search(r"_connection\.|^stream\.|attention\.(gate|[qk]_norm)\.", name) is not None
-        assert len([group for group in groups if re.search(group.pattern, name)]) == added, name
+        assert len([group for group in groups if re.search(group.pattern, name)]) == checks.is_added(name), name
     silenced = variant == "m_gate_multiply"  # of its first layer's attention nothing is heard, so neither of this part
     assert idle == VARIANTS[variant].without_gradient(shape) + silenced * ATTENTIONS[form].parameters(shape) // 6
 
@@ -100,14 +92,9 @@ def test_compiled_equals_eager(checks: Any, form: str) -> None:
 
 @EVERY_FORM
 @pytest.mark.parametrize("size", ["debug", "10M", "500M"])
-def test_counts_are_those_of_the_model(form: str, size: str) -> None:
+def test_counts_are_those_of_the_model(checks: Any, form: str, size: str) -> None:
     shape, attention = shape_of(size, 67), ATTENTIONS[form]
-    config = decoder_config(shape, Variant(), attention, seq_len=64, inner_attention=FusedAttention.Config())
-    with torch.device("meta"):
-        model = config.build()
-    parameters, flops = config.get_nparams_and_flops(model, 64)
-    assert parameters == shape.parameters() + attention.parameters(shape)
-    assert flops == shape.flops_per_token(64) + attention.flops_per_token(shape, 64)
+    checks.counts_are_those_of_the_model(Variant(), [size], attention)
     assert sum(group.parameters for group in attention.groups(shape)) == attention.parameters(shape)
 
 

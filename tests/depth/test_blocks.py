@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.distinct import DISTINCT
 from torchtitan_ext.depth.attention import FusedAttention
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.decoder import DepthDecoder
@@ -17,7 +18,6 @@ from torchtitan_ext.errors import UserError
 from torchtitan_ext.parameter_groups import trained_groups
 from torchtitan_ext.sizes import Shape, shape_of
 
-ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
 OTHERS = pytest.mark.parametrize("block", ["gpt2", "nanogpt"])
 
 
@@ -140,7 +140,7 @@ def test_an_unknown_block_says_the_nearest() -> None:
 
 
 @OTHERS
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ALIASES])
+@pytest.mark.parametrize("variant", DISTINCT)
 def test_every_variant_takes_a_step(checks: Any, variant: str, block: str) -> None:
     shape = shape_with(block, layers=6, width=32)
     model = checks.build(VARIANTS[variant], shape, moved=0.05)

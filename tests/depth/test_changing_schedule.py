@@ -13,7 +13,7 @@ STEPS = 6
 
 def trained(model: Any, steps: int, begun: int = 0) -> None:
     for step in range(begun + 1, steps + 1):
-        model.changing_schedule.after_step(step, STEPS, model, lambda mine: mine)
+        model.changing_schedule.after_step(step, STEPS, model, lambda choose: [choose()])
 
 
 def test_layers_are_applied_by_the_schedule_in_use(checks: Any) -> None:
@@ -50,11 +50,11 @@ def test_flops_are_those_of_each_step_with_its_schedule(checks: Any) -> None:
 
 def test_the_first_ranks_choice_counts(checks: Any) -> None:
     model = checks.build(GROWING)
-    model.changing_schedule.after_step(1, STEPS, model, lambda mine: 1)
+    model.changing_schedule.after_step(1, STEPS, model, lambda choose: [1, choose()])
     assert model.changing_schedule.number == 1
 
 
 def test_a_number_that_is_no_schedules_is_refused(checks: Any) -> None:
     model = checks.build(GROWING)
     with pytest.raises(ValueError, match="next_schedule gave 2, and there are 2 schedules"):
-        model.changing_schedule.after_step(1, STEPS, model, lambda mine: 2)
+        model.changing_schedule.after_step(1, STEPS, model, lambda choose: [2])

@@ -12,14 +12,13 @@ from torchtitan.config.configs import CompileConfig, ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
+from tests.distinct import DISTINCT
 from tests.rotation import rotated
 from torchtitan_ext.depth.decoder import DepthDecoder
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.titan.parallelize import checkpoint_and_compile
 
-ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
-"""The same declarations as others, by another name."""
-EVERY = pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ALIASES])
+EVERY = pytest.mark.parametrize("name", DISTINCT)
 
 
 @EVERY
@@ -58,7 +57,7 @@ def test_every_parameter_moves_but_those_that_are_declared_not_to(checks: Any, n
 def test_each_parameter_that_is_added_is_in_one_group(checks: Any, name: str) -> None:
     shape = checks.small_shape(6)
     names = [key for key, _ in checks.build(VARIANTS[name], shape).named_parameters()]
-    added = [key for key in names if "_connection." in key or key.startswith("stream.")]
+    added = [key for key in names if checks.is_added(key)]
     for key in names:
         groups = [group.name for group in VARIANTS[name].groups(shape) if re.search(group.pattern, key)]
         assert len(groups) == (key in added), (key, groups)
@@ -78,7 +77,7 @@ def test_declared_flops_are_pytorchs_count_of_matrix_products_and_elementwise_wo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rotated([name for name in VARIANTS if name not in ALIASES], 3))
+@pytest.mark.parametrize("name", rotated(DISTINCT, 3))
 def test_compiled_equals_eager(checks: Any, name: str) -> None:
     checks.compiles(VARIANTS[name], layers=7, deeper=10)
 

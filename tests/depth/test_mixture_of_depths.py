@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex
 from torchtitan.models.common.attention import FlexAttention, get_causal_mask_mod, get_document_mask_mod
 
 from torchtitan_ext.depth.attention import FusedAttention, document_mask
-from torchtitan_ext.depth.attentions import ATTENTIONS, QK_NORM_EPS
+from torchtitan_ext.depth.attentions import ATTENTIONS
 from torchtitan_ext.depth.build import decoder_config
 from torchtitan_ext.depth.mixture_of_depths import NAMED, MixtureOfDepths
 from torchtitan_ext.depth.observe import listening
@@ -28,13 +28,14 @@ EVERY = {
 }
 
 
-def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-    """The authors' language model: x ← n(x + f(x)); queries and the sequence's keys are turned and cached keys are not,
-    all in one softmax."""
+def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int], qk_norm: bool = False) -> torch.Tensor:
+    """The authors' language model: x ← n(x + f(x)); queries and the sequence's keys are turned, and normed with
+    ``qk_norm``, and cached keys are neither, all in one softmax."""
     x, cache = slow.embed(tokens), []
     for i in range(slow.shape.layers):
         q, k, v = slow.qkv(i, x)
-        attended = slow.attend(i, slow.rotate(q, positions), slow.rotate(k, positions), v, positions, cache)
+        met = slow.normed_heads(i, q, k) if qk_norm else (q, k)
+        attended = slow.attend(i, *(slow.rotate(each, positions) for each in met), v, positions, cache)
         cache = [*cache, (k, v)]
         x = slow.norm(x + attended, slow.of(i, "attention_norm.weight"))
         if i < slow.shape.layers - 1:  # nobody reads what the last one would write
@@ -46,33 +47,13 @@ def published(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torc
 
 def test_with_qk_norm_cached_keys_are_those_before_the_norm(checks: Any) -> None:
     """As in the authors' code, which caches the projection's output and norms what meets in the sequence's softmax."""
-
-    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + QK_NORM_EPS).sqrt() * weight
-
-    def published_with_norm(slow: Any, tokens: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-        layer = -1
-
-        class Normed:
-            """The slow decoder, whose queries and keys are normed on their way into the sequence's softmax."""
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(slow, name)
-
-            def qkv(self, number: int, h: torch.Tensor) -> Any:
-                nonlocal layer
-                layer = number
-                return slow.qkv(number, h)
-
-            def rotate(self, x: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-                # Queries are turned first; a model with as many key heads as query heads tells the two apart by order.
-                self.turn = not getattr(self, "turn", False)
-                side = "q" if self.turn else "k"
-                return slow.rotate(normed(x, slow.of(layer, f"attention.{side}_norm.weight")), positions)
-
-        return published(Normed(), tokens, positions)
-
-    checks.equals_slow(NAMED["moda"], published_with_norm, moved=0.1, layers=4, attention=ATTENTIONS["qk_norm"])
+    checks.equals_slow(
+        NAMED["moda"],
+        lambda *args: published(*args, qk_norm=True),
+        moved=0.1,
+        layers=4,
+        attention=ATTENTIONS["qk_norm"],
+    )
 
 
 def written_out(slow: Any, tokens: torch.Tensor, positions: Sequence[int], variant: MixtureOfDepths) -> torch.Tensor:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.distinct import DISTINCT
 from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.errors import UserError
 from torchtitan_ext.run_folder import RunFolder
@@ -25,8 +26,6 @@ from torchtitan_ext.titan.restore import build, describe, restore
 pytestmark = pytest.mark.slow
 
 STEPS = 20
-ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
-"""The same declarations as others, by another name."""
 SHAPE = shape_of("debug", 512)
 
 
@@ -36,7 +35,7 @@ def options(name: str) -> list[str]:
     return ["--model.variant", name, *(word for group in absolute for word in (f"--groups.{group}.lr_factor", "1"))]
 
 
-RUNS = {name: options(name) for name in VARIANTS if name not in ALIASES}
+RUNS = {name: options(name) for name in DISTINCT}
 RUNS |= {"untied": ["--model.tied", "false"]}
 STANDARD = ("standard", "untied")
 LAYOUTS = {"2": (2, 1), "3": (3, 1), "4": (4, 1), "5": (5, 1), "6": (6, 1), "2x2": (4, 2), "2x3": (6, 2)}

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.distinct import DISTINCT
 from tests.rotation import rotated
-from torchtitan_ext.depth.registry import VARIANTS
 from torchtitan_ext.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
 STEPS, HALF = 6, 3
-ALIASES = ("deep_baseline", "deep_control_block", "deep_hybrid_memory")
-"""The same declarations as others, by another name."""
-MODELS = {name: ["--model.variant", name] for name in VARIANTS if name not in ALIASES} | {
+MODELS = {name: ["--model.variant", name] for name in DISTINCT} | {
     f"{variant}+{attention}": ["--model.variant", variant, "--model.attention", attention]
     for variant, attention in (("standard", "gate_headwise"), ("m_gate_kv", "gate_elementwise"), ("moda", "qk_norm"))
 }

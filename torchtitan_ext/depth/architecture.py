@@ -11,8 +11,6 @@ from .attentions import Attention, attention_of
 from .registry import variant_of
 from .variant import Variant
 
-_STANDARD = "standard"
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -50,7 +48,7 @@ class Architecture:
         for section in (Variant.section, Attention.section):
             keys = [key for key in facts if key.startswith(f"{section}.")]
             options[section] = {key.partition(".")[2]: facts.pop(key) for key in keys}
-        names = facts.pop("variant"), facts.pop("attention", _STANDARD)
+        names = facts.pop("variant"), facts.pop("attention", "standard")
         return cls.named(names[0], options[Variant.section], names[1], options[Attention.section], lambda key: where)
 
     def check(self, shape: Shape) -> None:

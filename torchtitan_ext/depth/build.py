@@ -40,6 +40,8 @@ def decoder_config(
     shape.validate("model")
     variant.check(shape)
     attention.check(shape)
+    schedules = variant.schedules(shape)
+    added_flops = variant.flops_per_token(shape, seq_len) + attention.flops_per_token(shape, seq_len)
     head = {"weight": initial.normal(EMBEDDING_STD if shape.tied else shape.width**-0.5)}
     embedding = {"weight": _skip if shape.tied else initial.normal(EMBEDDING_STD)}
     return DepthDecoder.Config(
@@ -54,25 +56,20 @@ def decoder_config(
         lm_head=Linear.Config(in_features=shape.width, out_features=shape.vocab_size, param_init=head),
         layers=[_layer(shape, variant, attention, i, inner_attention) for i in range(shape.layers)],
         stream=variant.stream(shape),
-        schedule=variant.schedules(shape)[0],
-        changing_schedule=_changing_schedule(shape, variant, attention, seq_len),
+        schedules=schedules,
+        changing_schedule=_changing_schedule(shape, variant, seq_len, added_flops) if len(schedules) > 1 else None,
         variant=type(variant).__name__,
         attention=type(attention).__name__,
         depth_parameters=variant.parameters(shape),
         attention_parameters=attention.parameters(shape),
-        added_flops_per_token=variant.flops_per_token(shape, seq_len) + attention.flops_per_token(shape, seq_len),
+        added_flops_per_token=added_flops,
         make_mask=make_mask,
     )
 
 
-def _changing_schedule(
-    shape: Shape, variant: Variant, attention: Attention, seq_len: int
-) -> ChangingSchedule.Config | None:
-    schedules = variant.schedules(shape)
-    if len(schedules) == 1:
-        return None
-    first = shape.flops_per_token(seq_len) + sum(part.flops_per_token(shape, seq_len) for part in (variant, attention))
-    more = shape.layer_flops_per_token(seq_len)
+def _changing_schedule(shape: Shape, variant: Variant, seq_len: int, added_flops: int) -> ChangingSchedule.Config:
+    schedules, more = variant.schedules(shape), shape.layer_flops_per_token(seq_len)
+    first = shape.flops_per_token(seq_len) + added_flops
     return ChangingSchedule.Config(
         schedules=schedules,
         choose=variant.next_schedule,

@@ -21,8 +21,6 @@ class Declaration:
     """What the part is called in messages."""
     section: ClassVar[str]
     """The section of the run file that has its options."""
-    machine_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that say what computes the part, not what is computed: nothing that tells two runs apart."""
 
     summary: str
     source: str

@@ -122,16 +122,16 @@ def _acts_before_rotation(connection: AttentionConnection) -> bool:
 class DepthDecoder(Llama3Model):
     """Embeddings, a stack of layers that hand a depth state along, a final norm and the output head.
 
-    ``schedule`` is the order in which layers are applied, at the start of training where there is a
-    ``changing_schedule``; a layer may stand there several times. ``variant`` and ``attention`` are the names of their
-    classes, for messages. ``make_mask`` turns positions [B, T] into the attention mask of a backend
-    that torchtitan's trainer builds none for, or is None where attention is causal over the whole window.
+    ``schedules`` are the orders in which layers may be applied, the first of them at the start of training; a layer may
+    stand in one several times. ``variant`` and ``attention`` are the names of their classes, for messages.
+    ``make_mask`` turns positions [B, T] into the attention mask of a backend that torchtitan's trainer builds none for,
+    or is None where attention is causal over the whole window.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):
         stream: Stream.Config
-        schedule: Schedule
+        schedules: tuple[Schedule, ...]
         changing_schedule: ChangingSchedule.Config | None = None
         variant: str
         attention: str
@@ -181,16 +181,11 @@ class DepthDecoder(Llama3Model):
             for name in ("attention_connection", "feed_forward_connection")
         }
 
-    @property
-    def schedules(self) -> tuple[Schedule, ...]:
-        """Every order in which layers may be applied."""
-        changing = self.changing_schedule
-        return (self.config.schedule,) if changing is None else changing.schedules
-
     def applied(self, schedule: Schedule | None = None) -> Iterator[DepthLayer]:
         """The layers in the order in which they are applied, by default now."""
         if schedule is None:
-            schedule = self.config.schedule if self.changing_schedule is None else self.changing_schedule.now
+            number = 0 if self.changing_schedule is None else self.changing_schedule.number
+            schedule = self.config.schedules[number]
         return (self.layers[str(number)] for number in schedule)
 
     def forward(

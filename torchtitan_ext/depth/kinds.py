@@ -25,9 +25,9 @@ def has_few_kinds(model: DepthDecoder, most: int) -> bool:
     """
     embedding = model.tok_embeddings.weight
     x_BTD = torch.zeros(1, 1, model.config.dim, device=embedding.device, dtype=embedding.dtype)
-    most = min(most, max(1, len(model.schedules[0]) - 1))
+    most = min(most, max(1, len(model.config.schedules[0]) - 1))
     kinds = set()
-    for schedule in model.schedules:
+    for schedule in model.config.schedules:
         state = model.stream.start(x_BTD)
         for layer in model.applied(schedule):
             kinds.add((_structure(state), *map(_settings, layer.connections)))

@@ -50,14 +50,13 @@ class ChangingSchedule(Module):
         """The number of the schedule in use."""
         return self._values[0]
 
-    @property
-    def now(self) -> Schedule:
-        return self.schedules[self.number]
-
-    def after_step(self, step: int, steps: int, model: torch.nn.Module, agree: Callable[[int], int]) -> None:
-        """Count step number ``step`` of ``steps``, and let the variant choose the schedule of the next. ``agree`` gives
-        all ranks the first one's choice. Raises ``ValueError`` for a number that is none."""
-        number = agree(self.choose(self.number, step, steps, model))
+    def after_step(
+        self, step: int, steps: int, model: torch.nn.Module, together: Callable[[Callable[[], int]], list[int]]
+    ) -> None:
+        """Count step number ``step`` of ``steps``, and let the variant choose the schedule of the next. ``together``
+        does that on every rank and gives all of them all choices, of which the first counts. Raises ``ValueError`` for
+        a number that is none."""
+        number = together(lambda: self.choose(self.number, step, steps, model))[0]
         if not 0 <= number < len(self.schedules):
             raise ValueError(f"next_schedule gave {number}, and there are {len(self.schedules)} schedules, from 0")
         values = list(self._values)

@@ -22,6 +22,8 @@ class Variant(Declaration):
 
     kind: ClassVar[str] = "variant"
     section: ClassVar[str] = "depth"
+    machine_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that say what computes the variant, not what is computed: no part of a run's identity."""
 
     summary: str = "x ← x + sublayer(norm(x)): the residual stream of Llama 3"
     source: str = "He et al., arXiv 1512.03385; torchtitan models/llama3"

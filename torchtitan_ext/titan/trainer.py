@@ -144,7 +144,7 @@ class DepthTrainer(Trainer):
             raise
         changing = self.model_parts[0].changing_schedule
         if changing is not None:
-            changing.after_step(self.step, self.config.training.steps, self.model_parts[0], self._first_choice)
+            changing.after_step(self.step, self.config.training.steps, self.model_parts[0], self.ranks.together)
         if self._saves(self.step) or self._evaluates(self.step) or self._looks_inside(self.step):
             # The device may still be busy with this step; the time it takes is training time.
             utils.device_module.synchronize()
@@ -157,9 +157,6 @@ class DepthTrainer(Trainer):
         if self.heldout is not None and self._looks_inside(self.step):
             numbers = look_inside(self.model_parts[0], self.heldout, self.train_context, self.device)
             self.metrics_processor.log_depth(self.step, numbers)
-
-    def _first_choice(self, mine: int) -> int:
-        return self.ranks.gather(mine)[0]
 
     def _saves(self, step: int) -> bool:
         return self.checkpointer._should_save(step, step == self.config.training.steps)
