@@ -198,15 +198,16 @@ def _baselines(groups: list[Group], asked: str | None) -> list[Group | None]:
     named = {group.first.baseline for group in groups} - {None} if not asked else set()
     result: list[Group | None] = []
     for group in groups:
-        plain = [base for base in candidates if base.first.size == group.first.size and _has_standard_attention(base)]
-        if group.first.label in named or (group in candidates and not (group.first.baseline and named)):
-            of_its_own = bool(asked) or not plain or _has_standard_attention(group)
-            result.append(group if of_its_own else min(plain, key=lambda base: _differences(base.first, group.first)))
-            continue
-        if group.first.baseline and not asked:
+        same_size = [base for base in candidates if base.first.size == group.first.size]
+        plain = [base for base in same_size if _has_standard_attention(base)]
+        if group.first.label in named:
+            choice = [group]
+        elif group in candidates and not (group.first.baseline and named):
+            choice = [group] if asked or _has_standard_attention(group) or not plain else plain
+        elif group.first.baseline and not asked:
             choice = [base for base in groups if base.first.label == group.first.baseline]
         else:
-            choice = [base for base in candidates if base.first.size == group.first.size]
+            choice = same_size
         result.append(min(choice, key=lambda base: _differences(base.first, group.first), default=None))
     return result
 

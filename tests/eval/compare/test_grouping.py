@@ -113,6 +113,26 @@ def test_a_study_names_the_baseline_of_each_run(runs: Path) -> None:
     assert [out.name for out in left_out] == ["gate"]
 
 
+def test_a_studys_baseline_with_a_form_of_attention_stays_the_baseline(runs: Path) -> None:
+    """Also beside a standard residual with the standard form, which is compared with it."""
+    Recorded(run_file={"model": {"attention": "qk_norm"}}).write(runs / "normed")
+    Recorded(run_file={"model": {"attention": "standard"}}).write(runs / "plain")
+    common = {"size": "10M", "seed": 0, "lr": None, "control": None, "variant": "standard"}
+    record = {
+        "format": 1,
+        "name": "s",
+        "baseline": "normed",
+        "runs": [
+            {**common, "name": "normed", "label": "normed", "baseline": None},
+            {**common, "name": "plain", "label": "plain", "baseline": "normed"},
+        ],
+    }
+    (runs / "study.json").write_text(json.dumps(record))
+    ((family,), left_out) = families(runs)
+    assert labels(family) == ["normed", "plain"]
+    assert left_out == []
+
+
 def test_no_baseline_and_an_unknown_one(runs: Path) -> None:
     Recorded(variant="moda").write(runs / "a")
     Recorded(variant="m_gate_kv").write(runs / "b")
